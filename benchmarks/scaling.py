@@ -48,7 +48,7 @@ TIMES = (1, 2, 4, 8)
 CASES = {  # engine -> (share of the corpus in a file, files of 1x, model, wanted of two workers)
     "reference": (0.1, 2, "spm/spm.model", 1.7),
     "fast": (1.0, 3, "bpe/tokenizer.json", 1.3),
-    "chats": (0.2, 2, "spm/spm.model", 1.8),
+    "chats": (0.6, 2, "spm/spm.model", 1.8),
 }
 LINEAR = 0.15
 FLAT = 1.25
