@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
-HEAD, SECOND = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for the address of this machine
+# Ray takes 127.0.0.1 for the address of this machine.
+HEAD, SECOND, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+
+# Workers that Ray starts ahead take as long to start as all else, for every driver again.
+_SETTINGS = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
 
 
 @contextmanager
@@ -43,7 +47,7 @@ def ray_nodes(num_cpus: int, environ: dict[str, str] | None = None) -> Iterator[
         patch.setenv("RAY_TMPDIR", str(folder))
         nodes = Nodes(Cluster(), environ or {})
         try:
-            nodes.add(num_cpus, HEAD, include_dashboard=False)
+            nodes.add(num_cpus, HEAD, include_dashboard=False, no_monitor=True)
             yield nodes
         finally:
             nodes.cluster.shutdown()
@@ -66,12 +70,13 @@ class Nodes:
 
     def add(self, num_cpus: int, address: str, **options: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in {**self.environ, "PYTHONPATH": str(Path.cwd())}.items():
+            for name, value in {**_SETTINGS, **self.environ, "PYTHONPATH": str(Path.cwd())}.items():
                 patch.setenv(name, value)
             return self.cluster.add_node(
                 num_cpus=num_cpus,
                 node_ip_address=address,
                 object_store_memory=200 * 2**20,
+                include_log_monitor=False,
                 **options,
             )
 

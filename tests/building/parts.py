@@ -61,23 +61,32 @@ class Deadly(ByteTokenizer):
 
 
 class Watched(ByteTokenizer):
-    """Slow, and seen: it leaves a mark `parent-process` in the folder that the environment names.
+    """Where the environment names a folder it is slow, and leaves a mark `parent-process` there.
     Where that holds a file `poison` it kills its process at a text with those words, and with a
-    file `poison once` only the first time; with a file `blind` the input is not there."""
+    file `poison once` only the first time; with a file `blind` the input is not there. Where a file
+    `gate` holds a number it waits until so many processes have left a mark."""
 
     def encode_batch(self, texts) -> Ragged:
         folder = os.environ.get("TESTS_WATCHED")
         if folder:
-            (Path(folder) / f"{os.getppid()}-{os.getpid()}").touch()
-            if (Path(folder) / "blind").exists():
-                raise FileNotFoundError(2, "No such file or directory", "remote.jsonl")
-            for poison in Path(folder).glob("poison*"):
-                if any(poison.read_text() in text for text in as_list(texts)):
-                    if poison.name == "poison once":
-                        poison.unlink()
-                    os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.03)
+            self._watch(Path(folder), texts)
         return super().encode_batch(texts)
+
+    def _watch(self, folder: Path, texts) -> None:
+        (folder / f"{os.getppid()}-{os.getpid()}").touch()
+        if (folder / "blind").exists():
+            raise FileNotFoundError(2, "No such file or directory", "remote.jsonl")
+        for poison in folder.glob("poison*"):
+            if any(poison.read_text() in text for text in as_list(texts)):
+                if poison.name == "poison once":
+                    poison.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        gate = folder / "gate"
+        if not gate.exists():
+            time.sleep(0.03)
+            return
+        while len(list(folder.glob("*-*"))) < int(gate.read_text()):
+            time.sleep(0.01)
 
 
 class Sparse(ByteTokenizer):

@@ -120,7 +120,7 @@ def is_full(store: Path, fill) -> bool:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(
     kind=st.sampled_from(["jsonl", "parquet", "lines", "texts"]),
     batches=file_lists,

@@ -98,5 +98,5 @@ def test_memory_does_not_grow_with_the_input(tmp_path, kind, workers):
         return peak_of(source, tmp_path / "s", hashed=True, workers=workers, unit_bytes=1)
 
     peak(100)  # what is imported and remembered once
-    small, large = peak(3_000), peak(15_000)
+    small, large = peak(1_500), peak(6_000)
     assert large < 1.3 * small + 200 * KIB

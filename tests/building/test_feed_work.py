@@ -152,7 +152,7 @@ def run_to_the_end(model: Model, data: Any) -> None:
     assert model.work.states == model.states
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(UNITS, FILL, st.data())
 def test_units_settle_as_in_one_process(units, fill, data):
     work = FeedWork(feed_of([size for size, _ in units], fill, is_cut=True))
@@ -160,7 +160,7 @@ def test_units_settle_as_in_one_process(units, fill, data):
     run_to_the_end(Model([lengths for _, lengths in units], fill, work), data)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(UNITS, FILL, st.data())
 def test_a_feed_that_is_resumed_continues_after_what_is_settled(units, fill, data):
     documents = [lengths for _, lengths in units]
@@ -175,7 +175,7 @@ def test_a_feed_that_is_resumed_continues_after_what_is_settled(units, fill, dat
     run_to_the_end(model, data)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(UNITS, FILL, st.data())
 def test_a_source_that_cannot_be_cut_settles_as_in_one_process_and_little_of_it_is_held(
     units, fill, data

@@ -35,7 +35,7 @@ from tests.packs import (
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     examples=chat_examples(max_examples=12),
     options=plan_options(),

@@ -164,7 +164,7 @@ FORMATS = {"llmc": "a.bin", "datatrove": "a.ds", "dolma": "a.npy"}
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(wanted=documents(dtype="uint16"), name=st.sampled_from(sorted(FORMATS)))
 def test_a_store_made_from_them_holds_every_token_and_document(tmp_path_factory, wanted, name):
     folder = tmp_path_factory.mktemp("in")

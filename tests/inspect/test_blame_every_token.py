@@ -152,7 +152,7 @@ def told_without_order(store: Path, split: str, source):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(
     batches=st.lists(folders, min_size=1, max_size=2),
     grain_bytes=st.sampled_from([1, 40, 150, 10**6]),

@@ -1,6 +1,6 @@
-"""A terabyte in a browser: sparse files, so only the numbers are large.
+"""Thousands of shards in a browser: sparse files, so only the numbers are large.
 
-Times are for `benchmarks/view.py`; here are counts and memory.
+A terabyte, and times, are for `benchmarks/view.py`; here are counts and memory.
 """
 
 from __future__ import annotations
@@ -35,14 +35,8 @@ def measure(place: Path, shards: int) -> dict:
 
 
 @pytest.mark.slow
-def test_a_terabyte_is_looked_at_in_bounded_memory(tmp_path):
-    found = measure(tmp_path, 100_000)
-    assert (found["tokens"], found["shards"]) == (524_288_000_000, 100_000)
-    assert found["looked_at"] == found["documents"] == 1_000_000
-    assert found["private_mib"] < 300
-
-
-@pytest.mark.slow
-def test_a_small_sparse_store_is_looked_at_the_same_way(tmp_path):
-    found = measure(tmp_path, 200)
-    assert (found["tokens"], found["documents"]) == (1_048_576_000, 2000)
+def test_20_000_shards_are_looked_at_in_bounded_memory(tmp_path):
+    found = measure(tmp_path, 20_000)
+    assert (found["tokens"], found["shards"]) == (104_857_600_000, 20_000)
+    assert found["looked_at"] == found["documents"] == 200_000
+    assert found["private_mib"] < 120

@@ -41,7 +41,7 @@ def reading(words: TokenTexts | None) -> Reading:
 @pytest.mark.parametrize("kind", [*KINDS, *HF_KINDS])
 @given(text=nasty_texts(["<|eot|>", "</s>"]), data=st.data())
 @settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -43,8 +43,9 @@ def answers(conversation: Conversation) -> list[str]:
     return [m["content"] for m in conversation.messages if m["role"] == "assistant"]
 
 
-@pytest.mark.parametrize("template", sorted(ENDS))
-@pytest.mark.parametrize("data", sorted(FILES))
+@pytest.mark.parametrize(
+    ("data", "template"), [("sgd", "four-marker"), ("glaive", "chatml"), ("dolly", "four-marker")]
+)
 def test_the_trained_tokens_are_what_the_assistant_said(data, template, tmp_path: Path):
     file, total = FILES[data]
     tokenizer = open_tokenizer("byte:6", specials=SPECIALS)

@@ -82,7 +82,7 @@ def plain_spans(found: Ragged, shard_tokens: list[int]) -> list[tuple[int, Any, 
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), full=st.integers(1, 20))
 def test_adopted_documents_are_those_that_are_appended(data, dtype, full, tmp_path_factory) -> None:
     place = tmp_path_factory.mktemp("adopt")
@@ -108,7 +108,7 @@ def test_adopted_documents_are_those_that_are_appended(data, dtype, full, tmp_pa
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data(), full=st.integers(1, 20))
 def test_adopted_conversations_are_those_that_are_appended(data, full, tmp_path_factory) -> None:
     place = tmp_path_factory.mktemp("adopt")

@@ -61,7 +61,7 @@ def windows_of(folder: Path, split: str, seq_len: int, reader: str) -> tuple[Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data(), dtype=st.sampled_from(["uint16", "uint32"]), seq_len=st.integers(1, 9))
 def test_documents_are_read_as_from_one_shard(reader, data, dtype, seq_len, tmp_path_factory):
     place = tmp_path_factory.mktemp("any")
@@ -83,7 +83,7 @@ def test_documents_are_read_as_from_one_shard(reader, data, dtype, seq_len, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data(), examples=chat_examples(), options=plan_options())
 def test_conversations_and_packed_rows_are_read_as_from_one_shard(
     reader, data, examples, options, tmp_path_factory

@@ -30,7 +30,7 @@ from tests.store.test_chat_store import TWO
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", ["mapped", "pread"])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data(), dtype=st.sampled_from(["uint16", "uint32"]))
 def test_any_examples_in_any_order_come_back_as_they_were_written(
     reader, data, dtype, tmp_path_factory

@@ -67,7 +67,7 @@ def small(folder: Path, **changes) -> Path:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data(), dtype=st.sampled_from(["uint16", "uint32"]))
 def test_examples_come_back_whole_however_they_were_appended(data, dtype, tmp_path_factory) -> None:
     place = tmp_path_factory.mktemp("identity")
@@ -330,7 +330,7 @@ def sound(request, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(which=st.integers(0, 99), action=st.sampled_from(ACTIONS), number=st.integers(0, 2**16))
 def test_any_damage_of_a_chat_store_is_found(sound, which, action, number, tmp_path_factory):
     folder = tmp_path_factory.mktemp("damaged") / "store"

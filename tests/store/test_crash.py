@@ -36,11 +36,6 @@ def test_a_kill_before_any_file_operation_leaves_the_old_store_or_the_new_one(tm
 
 @pytest.mark.slow
 def test_a_kill_at_a_random_moment_leaves_the_old_store_or_the_new_one(tmp_path: Path) -> None:
-    assert kill_often(tmp_path, "at-times", 20)["killed"] == 20
-
-
-@pytest.mark.slow
-def test_hundreds_of_kills_leave_the_old_store_or_the_new_one(tmp_path: Path) -> None:
-    counts = kill_often(tmp_path, "at-times", 200, seed=1)
-    assert counts["killed"] == 200
-    assert counts["replaced"] >= 10
+    counts = kill_often(tmp_path, "at-times", 60, seed=1)
+    assert counts["killed"] == 60
+    assert counts["replaced"] >= 3

@@ -31,7 +31,7 @@ def open_rows(store: Path, options: PlanOptions, **more) -> PackSpace:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     examples=chat_examples(max_examples=10, max_tokens=12),
     options=plan_options(),

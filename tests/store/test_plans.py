@@ -150,7 +150,7 @@ def stored(draw) -> tuple[PlanFacts, PlanArrays]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(plan=stored())
 def test_write_then_read_is_identity(plan) -> None:
     facts, arrays = plan

@@ -54,7 +54,7 @@ def draw_windows(data: st.DataObject, num_tokens: int) -> tuple[list[int], int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(shapes=shard_shapes(), max_maps=st.integers(1, 9), data=st.data())
 def test_gather_and_read_equal_slicing_the_concatenation(reader, shapes, max_maps, data):
     with tempfile.TemporaryDirectory() as name:

@@ -227,7 +227,7 @@ def sound(request, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     choices=st.lists(
         st.tuples(st.integers(0, 99), st.sampled_from(ACTIONS), st.integers(0, 2**16)),

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from shardmill.cli.options import parse_special
 from shardmill.errors import OptionError
+from tests.helpers import CommandResult, run_command
 from tests.tokenizers.conftest import LANGUAGES
 
 pytestmark = pytest.mark.slow
 
 
-def shardmill(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardmill", "tokenizer", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def shardmill(*words: str | Path) -> CommandResult:
+    return run_command("tokenizer", *map(str, words))
 
 
 def test_train_prints_a_receipt_and_info_reads_the_model(tmp_path: Path) -> None:
@@ -27,7 +25,7 @@ def test_train_prints_a_receipt_and_info_reads_the_model(tmp_path: Path) -> None
         *("train", tmp_path / "*.txt", "--out", tmp_path / "out", "--vocab-size", "400"),
         *("--model-type", "bpe", "--special", "eot=<end>", "--special", "sys=<system>"),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     size = len((LANGUAGES * 10).encode())
     assert done.stdout == (
         f"{tmp_path}/out/spm.model: bpe, 400 ids, sys=1 eot=2, "
@@ -50,7 +48,7 @@ def test_train_prints_meta_as_json(tmp_path: Path) -> None:
         *("train", tmp_path / "a.txt", "--out", tmp_path / "out", "--vocab-size", "400"),
         *("--model-type", "byte-bpe", "--max-bytes", "0", "--json"),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     meta = json.loads(done.stdout)
     assert meta == json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["max_bytes"] is None
@@ -58,7 +56,7 @@ def test_train_prints_meta_as_json(tmp_path: Path) -> None:
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = shardmill("train", tmp_path / "*.txt", "--out", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("shardmill: no input matched ")
     assert "Traceback" not in done.stderr
 
@@ -70,7 +68,7 @@ def test_train_reads_structured_files_through_a_source(tmp_path: Path) -> None:
         *("train", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--vocab-size", "400"),
         *("--model-type", "bpe", "--json"),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["vocab_size"] == 400
 
 

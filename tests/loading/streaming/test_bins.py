@@ -62,7 +62,7 @@ def wanted_pieces(documents: list[Doc], width: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN, chunk=CHUNKS)
 def test_each_piece_of_each_document_is_one_segment_of_one_row(
     blocks, rules, seq_len, chunk
@@ -99,7 +99,7 @@ def test_without_a_seed_rows_come_by_their_first_document(blocks, rules, seq_len
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN, chunk=CHUNKS)
 def test_chunks_change_neither_rows_nor_positions(blocks, rules, seq_len, chunk) -> None:
     whole = rows_of(blocks, rules, seq_len, chunk=(1000,))
@@ -107,7 +107,7 @@ def test_chunks_change_neither_rows_nor_positions(blocks, rules, seq_len, chunk)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN, chunk=CHUNKS, picks=st.randoms())
 def test_from_the_position_after_any_row_the_later_rows_follow(
     blocks, rules, seq_len, chunk, picks
@@ -122,7 +122,7 @@ def test_from_the_position_after_any_row_the_later_rows_follow(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(blocks=blocks_of_documents(), rules=RULES, seq_len=SEQ_LEN)
 def test_documents_are_counted_once_with_their_first_piece(blocks, rules, seq_len) -> None:
     rows = rows_of(blocks, rules, seq_len)

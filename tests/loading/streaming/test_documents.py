@@ -42,7 +42,7 @@ def blocks_or_none(source, order, *, stream=0, num_streams=1, most=60):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=50)
 @given(
     units=rows_of_units(),
     order=orders(),

@@ -52,7 +52,7 @@ def remaining(pipeline: Pipeline, count: int, state: Any) -> Counter[tuple[int, 
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     case=cases(repeat=False, streams=6),
     before=st.sampled_from([1, 2, 3, 6]),
@@ -74,7 +74,7 @@ def test_joined_states_resume_with_the_same_rows_on_any_count_that_divides_the_s
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(case=cases(streams=6), count=st.sampled_from([1, 2, 3, 6]), steps=st.integers(0, 6))
 def test_a_joined_state_gives_each_process_its_very_next_batches(
     case: Case, count: int, steps: int

@@ -25,7 +25,7 @@ from tests.loading.streaming.pipelines import (
     with_states,
 )
 
-LAW = settings(deadline=None, max_examples=60)
+LAW = settings(deadline=None, max_examples=30)
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_with_repeat_the_second_epoch_gives_every_token_again(case: Case) -> Non
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     case=cases(repeat=False, streams=12),
     counts=st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (2, 3), (4, 3)]),
@@ -124,7 +124,7 @@ def test_the_processes_of_a_run_share_every_token(case: Case, counts: tuple[int,
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(case=cases(streams=6), data=st.data())
 def test_a_process_with_several_streams_resumes_exactly(case: Case, data: st.DataObject) -> None:
     pipeline = case.pipeline(num_streams=6)

@@ -144,8 +144,7 @@ def write_corpus(folder, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("streams", [(0, 1), (1, 2)])
+@pytest.mark.parametrize(("shuffle", "streams"), [(False, (0, 1)), (True, (1, 2))])
 def test_streams_of_real_files_resume_and_lose_nothing(tmp_path, kind, shuffle, streams):
     wanted = write_corpus(tmp_path, kind)
     limits = BatchLimits(num_bytes=600, num_documents=20)
