@@ -252,6 +252,22 @@ class ChatExamples:
             turn_roles=self.turn_roles[turns],
         )
 
+    def take(self, order: IntArray) -> ChatExamples:
+        """The examples in another order, copied."""
+        offsets = self.ids.offsets
+        owners = np.searchsorted(offsets, self.turn_starts, side="right") - 1
+        bounds = np.searchsorted(owners, np.arange(len(offsets)))
+        parts = [
+            ChatExamples(
+                ids=self.ids.slice(at, at + 1),
+                mask=self.mask[offsets[at] : offsets[at + 1]],
+                turn_starts=self.turn_starts[bounds[at] : bounds[at + 1]] - offsets[at],
+                turn_roles=self.turn_roles[bounds[at] : bounds[at + 1]],
+            )
+            for at in order.tolist()
+        ]
+        return ChatExamples.concatenate(parts)
+
     @classmethod
     def concatenate(cls, parts: Sequence[ChatExamples]) -> ChatExamples:
         """All examples of all parts, in order."""

@@ -23,7 +23,6 @@ from shardmill.building.run import BuildReport, build_store
 from shardmill.building.scheduler import OnProgress
 from shardmill.building.splits import HashSplit, hash_split
 from shardmill.building.workplace import Workplace, workplace_at, workplace_of
-from shardmill.chat.jinja.template import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
 from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec
 from shardmill.chat.token_template import bind_template
@@ -268,13 +267,15 @@ def open_template(
         return opened, template, False
     path = Path(template)
     if str(template) == "jinja" or path.suffix in (".jinja", ".jinja2"):
-        return opened, _jinja_template(str(template), tokenizer), False
+        return opened, _jinja_template(str(template), tokenizer, opened), True
     is_file = path.suffix in (".json", ".toml")
     spec: TemplateSpec = load_template_spec(path) if is_file else known_template(str(template))
     return opened, bind_template(spec, opened), True
 
 
-def _jinja_template(template: str, tokenizer: str | Path | Tokenizer) -> ChatTemplate:
+def _jinja_template(
+    template: str, tokenizer: str | Path | Tokenizer, opened: Tokenizer
+) -> ChatTemplate:
     text = None
     if template != "jinja":
         try:
@@ -290,13 +291,14 @@ def _jinja_template(template: str, tokenizer: str | Path | Tokenizer) -> ChatTem
             tokenizer=str(tokenizer),
             template=...,
         )
+    from shardmill.chat.jinja.template import open_jinja_template
     from shardmill.tokenizers.huggingface import load_transformers
 
     path = Path(tokenizer)
     is_file = path.name == "tokenizer.json" and path.is_file()
     loaded = load_transformers(str(path.parent if is_file else tokenizer))
     try:
-        return open_jinja_template(loaded, chat_template=text)
+        return open_jinja_template(loaded, chat_template=text, encoder=opened)
     except TemplateError as error:
         raise TemplateError(f"{{template}}: {error}", template=template) from error
 

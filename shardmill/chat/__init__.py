@@ -10,8 +10,9 @@ fit.py             examples to rows of one length
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shardmill.chat.fit import Fit, FittedRows, fit_rows
-from shardmill.chat.jinja.template import JinjaTemplate, open_jinja_template
 from shardmill.chat.policy import (
     REASONS,
     TRAIN_ON,
@@ -34,6 +35,14 @@ from shardmill.chat.template_spec import (
 )
 from shardmill.chat.token_template import TokenTemplate, bind_template, with_encoder
 from shardmill.errors import MaskProofError
+from shardmill.lazy import lazy_getattr
+
+if TYPE_CHECKING:
+    from shardmill.chat.jinja.template import JinjaTemplate, open_jinja_template
+
+__getattr__ = lazy_getattr(  # needs jinja2
+    __name__, {"shardmill.chat.jinja.template": ["JinjaTemplate", "open_jinja_template"]}
+)
 
 __all__ = [
     "KNOWN_TEMPLATES",

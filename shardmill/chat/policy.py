@@ -93,6 +93,8 @@ REASONS = {
     "content_changed": "the template wrote something other than the message says",
     "mask_disagrees": "the generation blocks do not hold all of the assistant's words",
     "trains_others": "the generation blocks hold more than the assistant's words and their end",
+    "no_turns": "the template does not go through the messages in order, so turns have no start",
+    "not_reproduced": "the template, run here, gave other tokens than apply_chat_template",
     "no_end": "the turn has no special token at its end, so its end cannot be left untrained",
 }
 """Reason code -> sentence: what is wrong with the messages, what no template or this one writes,

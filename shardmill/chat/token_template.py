@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -142,6 +142,9 @@ class TokenTemplate:
             ),
         )
 
+    def with_encoder(self, encoder: Encoder) -> TokenTemplate:
+        return replace(self, encoder=encoder)
+
     def __repr__(self) -> str:
         return f"TokenTemplate({self.name!r}, markers={dict(self.markers)})"
 
@@ -208,11 +211,17 @@ def bind_template(
 
 def with_encoder(template: ChatTemplate, encoder: Encoder) -> ChatTemplate:
     """The template with an encoder that gives the same ids for the words, such as a fast engine,
-    which stays in its process. Only a template made of tokens takes one; another is returned as it
-    is."""
-    if isinstance(template, TokenTemplate):
-        return replace(template, encoder=encoder)
+    which stays in its process. One that takes none is returned as it is."""
+    if isinstance(template, CanEncode):
+        return template.with_encoder(encoder)
     return template
+
+
+@runtime_checkable
+class CanEncode(Protocol):
+    """A template whose texts any encoder with the same ids may encode."""
+
+    def with_encoder(self, encoder: Encoder) -> ChatTemplate: ...
 
 
 def _fixed_pieces(spec: TemplateSpec) -> dict[str, Fragments]:

@@ -128,7 +128,7 @@ _NO_END = CHATML_BLOCKS.replace(
     "{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}",
     "{{ m['content'] }}{% endgeneration %}{{ '<|im_end|>\\n' }}",
 )
-_OPENING_TOO = CHATML_BLOCKS.replace(
+OPENING_MARKED = CHATML_BLOCKS.replace(
     "{{ '<|im_start|>' + m['role'] + '\\n' }}"
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content']",
     "{% if m['role'] != 'assistant' %}{{ '<|im_start|>' + m['role'] + '\\n' }}{% endif %}"
@@ -159,7 +159,6 @@ _SYSTEM_TOO = CHATML_BLOCKS.replace("m['role'] == 'assistant'", "m['role'] != 'u
 WRONG = {
     "trains users too": _USERS_TOO,
     "forgets the end": _NO_END,
-    "trains the opening": _OPENING_TOO,
     "trains half of the end": _HALF_END,
     "trains the last answer only": _LAST_ONLY,
     "starts one letter late": _FIRST_LETTER,

@@ -358,7 +358,7 @@ def test_a_tokenizer_without_a_template_says_so() -> None:
         (SHORTENS, "do not begin alike"),
         ("{{ messages[0]['content'] }", "TemplateSyntaxError"),
         ("{{ raise_exception('never') }}", "never"),
-        (CHATML.replace("m['content'] +", "'<think></think>' + m['content'] +"), "<think>"),
+        (CHATML.replace("m['content'] +", "'<|eot_id|>'+"), "without the answer 'answered'"),
         ("{# {% generation %} #}" + CHATML, "no answer is inside such a block"),
     ],
 )
@@ -377,7 +377,7 @@ def test_every_reason_has_a_sentence() -> None:
 
 
 def test_a_template_that_counts_its_calls_is_never_trusted() -> None:
-    """The whole is rendered twice; what differs is dropped."""
+    """What transformers gives is compared; what differs is dropped."""
     tokenizer = make_tokenizer(CHATML)
     template = open_jinja_template(tokenizer)
     plain, calls = tokenizer.apply_chat_template, []
@@ -388,7 +388,7 @@ def test_a_template_that_counts_its_calls_is_never_trusted() -> None:
         return found + found if options["tokenize"] else found
 
     tokenizer.apply_chat_template = counting
-    assert [d.reason for d in template.render([TWO], PLAIN).drops] == ["prefix_changes"]
+    assert [d.reason for d in template.render([TWO], PLAIN).drops] == ["not_reproduced"]
     assert True in calls
 
 
@@ -414,7 +414,7 @@ def test_the_clock_is_never_read() -> None:
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(escape: str) -> None:
-    with pytest.raises(TemplateError, match=r"SecurityError|UndefinedError|OverflowError"):
+    with pytest.raises(TemplateError, match=r"SecurityError|UndefinedError|LimitError"):
         open_jinja_template(make_tokenizer(escape + CHATML))
 
 
@@ -552,8 +552,12 @@ def test_errors_from_outside_the_template_pass_through() -> None:
         all_special_tokens: tuple[str, ...] = ()
         all_special_ids: tuple[int, ...] = ()
 
-        def apply_chat_template(self, *_: object, **__: object) -> object:
+        @property
+        def special_tokens_map(self) -> object:
             raise ImportError("jinja2 is not installed")
+
+        def apply_chat_template(self, *_: object, **__: object) -> object:
+            raise AssertionError
 
     with pytest.raises(ImportError):
         open_jinja_template(Gone())  # type: ignore[arg-type]

@@ -22,7 +22,15 @@ from shardmill.cli.app import as_flag
 from shardmill.errors import MaskProofError, ShardmillError, TokenizerError
 from shardmill.records import JSON, ChatExamples, Conversation, Drop, Ragged
 from shardmill.tokenizers import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
-from tests.chat.jinja_kit import CHATML, RIGHT, SHORTENS, WRONG, make_tokenizer
+from tests.chat.jinja_kit import (
+    CHATML,
+    OPENING_MARKED,
+    RIGHT,
+    SHORTENS,
+    WRONG,
+    make_tokenizer,
+    trained_text,
+)
 
 MARKERS = ["<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>", "<|im_start|>", "<|im_end|>"]
 MARKERS += ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -44,7 +52,14 @@ def test_correct_jinja_templates_are_proved(name: str) -> None:
     proved = prove_mask(open_jinja_template(tokenizer, name=name), tokenizer)
     assert proved.trim == ("both" if name.startswith(("llama", "gemma", "inst")) else "none")
     assert proved.checks[ASKED]["conversations"] >= 20
-    assert proved.checks[ASKED]["prefixes"] >= 10
+
+
+def test_blocks_are_the_authors_word_and_the_certificate_shows_what_they_mark() -> None:
+    opening = make_tokenizer(OPENING_MARKED)
+    proved = prove_mask(open_jinja_template(opening), opening)
+    assert (proved.lead, proved.end) == ("<|im_start|>assistant\n", "<|im_end|>")
+    newline = make_tokenizer(RIGHT["gemma blocks"])
+    assert prove_mask(open_jinja_template(newline), newline).end == "<end_of_turn>\n"
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -476,7 +491,7 @@ def test_only_untrained_ends_can_be_proved(byte: ByteTokenizer) -> None:
         prove_mask(endless, byte)
 
 
-def test_a_block_that_loses_the_last_bytes_of_a_letter_is_refused() -> None:
+def test_a_block_is_trained_to_its_last_byte() -> None:
     """transformers marks a block up to the first token of its last character, not the last."""
     tokenizer = make_tokenizer(WRONG["forgets the end"])
     template = open_jinja_template(tokenizer)
@@ -484,9 +499,8 @@ def test_a_block_that_loses_the_last_bytes_of_a_letter_is_refused() -> None:
         messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": "\U0001f44b"}]
     )
     policy = TrainPolicy(train_on_eot=False)
-    assert [drop.reason for drop in template.render([talk], policy).drops] == ["mask_disagrees"]
-    with pytest.raises(MaskProofError, match="mask_disagrees"):
-        prove_mask(template, tokenizer, policy)
+    assert trained_text(tokenizer, template.render([talk], policy)) == "\U0001f44b"
+    assert prove_mask(template, tokenizer, policy).end == ""
 
 
 def test_a_template_that_drops_everything_is_refused(byte: ByteTokenizer) -> None:

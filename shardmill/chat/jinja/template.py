@@ -1,24 +1,20 @@
 """A Jinja template as a `ChatTemplate`: ids, turns and loss mask of each conversation, with proof.
 
-Ids are those of `apply_chat_template`, called once for the whole conversation. Every turn starts
-where the rendering of the messages before it ends, token for token; an assistant's words start
-where its generation prompt ends, token for token; the words are there; and all structure is the
-template's own. Otherwise the conversation is dropped with a reason. Text that would become a
-special token is never rendered.
+The first conversation of a shape is written by the template itself, on values that record what
+becomes of them (`values.py`). What was asked and written is compiled to Python: further
+conversations for which all answers are the same are written by that, without the template, and
+encoded in batches by any engine. A compiled form is used only if
 
-The end of a turn is its last run of special tokens. A trained turn is trained from its first word
-up to and including that run; what the template writes after it (ChatML: a newline) is not trained.
-Without `train_on_eot` the run is not trained either. With `{% generation %}` blocks the template
-itself says how much of the run and of what follows is trained. Everything before the run must be
-inside the block (transformers leaves out the last bytes of a block whose last character is several
-tokens; such a conversation is dropped), and without `train_on_eot` the rest is taken away.
+- a blind rendering, which cannot see the texts, writes and asks the same;
+- its ids are those of `apply_chat_template` for the conversation it was learnt from, and for one of
+  `_WATCHED` later ones, chosen by their text;
+- the tokenizer encodes the text between special tokens by itself.
 
-Two kinds of neighbours may share a turn if a template writes them as one: a run of tool results,
-and a system message folded into the turn after it. The turn then has the role of its last message.
-
-A template that loops for ever cannot be stopped; render templates that you do not trust in a
-separate process. Render one conversation at a time per template: the generation tracker of
-transformers is not thread-safe.
+Otherwise every conversation of that shape is written by the template. Either way an answer starts
+where its generation prompt ends, token for token, is whole, and ends with the last run of special
+tokens of its turn that closes turns, which is trained with it unless `train_on_eot` is off. With
+`{% generation %}` blocks the template itself says what is trained. What cannot be shown to be right
+is dropped with a reason. TracedText that would become a special token is never rendered.
 """
 
 from __future__ import annotations
@@ -26,61 +22,101 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from shardmill.chat.jinja.renderings import (
-    ANSWER,
-    QUESTION,
+from shardmill.chat.jinja.engine import (
     JinjaEngine,
     JinjaTokenizer,
-    Renderings,
+    Messages,
     TemplateFacts,
+    Tools,
     as_messages,
     find_facts,
-    render_all,
-    starts_with_words,
 )
+from shardmill.chat.jinja.forms import (
+    Form,
+    Texts,
+    TokensMerge,
+    assemble,
+    dropped_form,
+    make_form,
+    make_whole_form,
+)
+from shardmill.chat.jinja.layout import Layout, Rules, Talk, Written, lay_out
+from shardmill.chat.jinja.values import Trace, shape_of, source_of
 from shardmill.chat.policy import (
     ASSISTANT,
-    SYSTEM,
-    TOOL,
     CheckedMessage,
     Dropped,
     Rendered,
     TrainPolicy,
     check_messages,
+    check_tools,
+    has_bytes,
+    trained_messages,
 )
 from shardmill.errors import OptionError, TemplateError
+from shardmill.protocols import Encoder
 from shardmill.records import (
     JSON,
+    ROLES,
     BoolArray,
     ChatExamples,
     Conversation,
     Drop,
     IntArray,
-    OffsetArray,
     Ragged,
 )
 
-_RULES = 1  # increased when the same template would give other ids or another mask
-_CHARACTERS_PER_CALL = 2**22  # encoded at once
+_RULES = 2  # increased when the same template would give other ids or another mask
+_WATCHED = 128  # one of so many conversations is also written by transformers
+_MAX_FORMS, _MAX_FORMS_OF_A_SHAPE = 4096, 32  # kept; where every text has its own, none helps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TurnSpans:
-    """Where the turns of one conversation are in its ids."""
+@dataclass(slots=True)
+class _Waiting:
+    """Conversations whose texts are to be encoded."""
 
-    ids: IntArray
-    starts: OffsetArray  # (turns,) the first token of each turn
-    words: IntArray  # (turns,) the first token of its words; -1 where it is not needed
-    roles: npt.NDArray[np.uint8]  # (turns,) positions in ROLES
-    trained: BoolArray  # (turns,)
+    at: list[int] = field(default_factory=list)  # positions in the input
+    forms: list[Form] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    num_texts: list[int] = field(default_factory=list)
+
+    def add(self, at: int, form: Form, texts: Texts) -> None:
+        self.at.append(at)
+        self.forms.append(form)
+        self.texts += texts
+        self.num_texts.append(len(texts))
+
+
+class _LaidOut(NamedTuple):
+    """What one reading of a conversation gave: where everything is, or why it is dropped."""
+
+    trace: Trace
+    found: Layout | str
+
+    def sources(self) -> object:
+        if isinstance(self.found, str):
+            return self.found
+        layout = self.found
+        items = [
+            i if isinstance(i, int) else tuple(map(source_of, i.fragments)) for i in layout.items
+        ]
+        ends = [*layout.turn_starts, *(end for span in layout.trained for end in span)]
+        return items, [(one.item, tuple(map(source_of, one.prefix))) for one in ends]
+
+
+class _Forms(dict[object, list[Form]]):
+    """Forms by the shape of conversations. They are functions, so another process starts anew."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Forms, ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,94 +127,288 @@ class JinjaTemplate:
     name: str
     engine: JinjaEngine
     facts: TemplateFacts
-    variables: dict[str, JSON]
+    encoder: Encoder
+    forms: _Forms = field(default_factory=_Forms)
 
     @property
     def marker_ids(self) -> frozenset[int]:
-        return self.facts.marker_ids
+        return frozenset(self.facts.markers.values())
 
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The special tokens that end an assistant's turn and are trained with it."""
         return self.facts.closing
 
+    def with_encoder(self, encoder: Encoder) -> JinjaTemplate:
+        return replace(self, encoder=encoder)
+
     def describe(self) -> dict[str, JSON]:
+        engine = self.engine
         deciding: dict[str, JSON] = {
             "kind": "jinja",
             "rules": _RULES,
-            "source": self.engine.source,
-            "variables": self.variables,
+            "source": engine.source,
+            "variables": engine.variables,
         }
+        if engine.now is not None:
+            deciding["date"] = engine.now.isoformat()
         found: dict[str, JSON] = {
             "kind": "jinja",
             "name": self.name,
             "sha256": _sha256(json.dumps(deciding, sort_keys=True)),
-            "source_sha256": _sha256(self.engine.source),
-            "generation_blocks": self.engine.has_blocks,
-            "variables": dict(self.variables),
+            "source_sha256": _sha256(engine.source),
+            "generation_blocks": engine.has_blocks,
+            "variables": dict(engine.variables),
             "end_ids": list[JSON](self.end_ids),
             "call_arguments": self.facts.arguments,
+            **({} if engine.now is None else {"date": engine.now.isoformat()}),
         }
-        library = type(self.engine.tokenizer).__module__.partition(".")[0]
+        library = type(engine.tokenizer).__module__.partition(".")[0]
         version = getattr(sys.modules.get(library), "__version__", None)
         return {**found, library: version} if isinstance(version, str) else found
 
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
-        examples: dict[int, ChatExamples] = {}  # by position
         reasons: dict[int, str] = {}
-        group: dict[int, Renderings] = {}
-        size = 0
-        for at, conversation in enumerate(conversations):
+        apart, whole = _Waiting(), _Waiting()
+        for position, conversation in enumerate(conversations):
             try:
-                group[at] = render_all(self.engine, self.facts, conversation, policy)
-                size += sum(map(len, group[at].texts()))
+                form, texts = self._written(conversation, policy)
             except Dropped as why:
-                reasons[at] = str(why)
-            except TemplateError:
-                reasons[at] = "template_refuses"
-            if group and (size > _CHARACTERS_PER_CALL or at + 1 == len(conversations)):
-                # The texts of a group are encoded at once.
-                texts = (text for one in group.values() for text in one.texts())
-                encoded = encode_apart(self.engine, self.facts, texts)
-                for number, one in group.items():
-                    try:
-                        examples[number] = self._prove(one, encoded, policy)
-                    except Dropped as why:
-                        reasons[number] = str(why)
-                group, size = {}, 0
+                reasons[position] = str(why)
+                continue
+            (whole if form.is_whole else apart).add(position, form, texts)
+        parts = [
+            self._assembled(waiting, encode, reasons)
+            for waiting, encode in (
+                (apart, self.encoder.encode_batch),
+                (whole, self.engine.encode_batch),
+            )
+            if waiting.at
+        ]
+        kept = np.concatenate([np.empty(0, np.int64), *(at for at, _ in parts)])
+        examples = ChatExamples.concatenate([part for _, part in parts])
+        if len(parts) > 1:
+            order = np.argsort(kept)
+            examples, kept = examples.take(order), kept[order]
         return Rendered(
-            examples=ChatExamples.concatenate(list(examples.values())),
-            kept=np.array(list(examples), np.int64),
+            examples=examples,
+            kept=kept,
             drops=tuple(
                 Drop(id=conversations[at].id, reason=reason, row=conversations[at].row)
                 for at, reason in sorted(reasons.items())
             ),
         )
 
-    def _prove(self, renderings: Renderings, encoded: Encoded, policy: TrainPolicy) -> ChatExamples:
-        ids, generated = self.engine.encode(renderings.messages, renderings.tools)
-        if not np.array_equal(ids, encoded[renderings.whole]):
-            encoded = encode_whole(self.engine, renderings.texts())
-        if not np.array_equal(ids, encoded[renderings.whole]):
-            raise Dropped("prefix_changes")
-        turns = find_turns(renderings, encoded, self.facts)
-        return ChatExamples(
-            ids=Ragged.from_sequences([turns.ids]),
-            mask=mask_of(turns, self.facts, train_ends=policy.train_on_eot, generated=generated),
-            turn_starts=turns.starts,
-            turn_roles=turns.roles,
+    def _assembled(
+        self,
+        waiting: _Waiting,
+        encode: Callable[[Sequence[str]], Ragged],
+        reasons: dict[int, str],
+    ) -> tuple[IntArray, ChatExamples]:
+        """The examples, and the positions of their conversations."""
+        made = assemble(waiting.forms, encode(waiting.texts), waiting.num_texts)
+        usable = ~made.merges & (made.num_trained > 0)
+        if waiting.forms[0].is_whole:
+            markers = np.array(sorted(self.marker_ids), np.int64)
+            for number, form in enumerate(waiting.forms):
+                ids = made.examples.ids[number]
+                if not np.array_equal(ids[np.isin(ids, markers)], form.markers):
+                    reasons[waiting.at[number]] = "special_in_text"
+                    usable[number] = False
+        for number in np.flatnonzero(~usable).tolist():
+            reason = "tokens_merge" if made.merges[number] else "nothing_trained"
+            reasons.setdefault(waiting.at[number], reason)
+        return np.array(waiting.at, np.int64)[usable], made.examples.keep(usable)
+
+    def _written(self, conversation: Conversation, policy: TrainPolicy) -> tuple[Form, Texts]:
+        """The form of a conversation, and its texts."""
+        messages, flags, checked = self._messages(conversation)
+        tools = conversation.tools or None
+        if tools is not None:
+            check_tools(tools)
+        shape = (policy, flags, shape_of(messages, tools))
+        for form in self.forms.get(shape, ()):
+            try:
+                texts = form.write(messages, tools)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+                continue  # what it asks cannot be asked here
+            if texts is not None:
+                break
+        else:
+            form, texts = self._learn(messages, tools, checked, policy, shape)
+        if form.reason is not None:
+            raise Dropped(form.reason)
+        if form.is_whole:
+            evil = len(self.facts.literals.findall(texts[0])) != len(form.markers)
+        else:
+            evil = self.facts.literals.search("\0".join(texts)) is not None
+        if evil:
+            raise Dropped("special_in_text")
+        if texts and zlib.crc32(texts[-1].encode()) % _WATCHED == 0:
+            self._watch(messages, tools, form, texts)
+        return form, texts
+
+    def _watch(self, messages: Messages, tools: Tools, form: Form, texts: Texts) -> None:
+        """Compare with transformers."""
+        try:
+            wanted = self.engine.of_transformers(messages, tools)
+        except TemplateError as problem:
+            raise TemplateError(
+                f"chat template {self.name!r}: transformers refuses a conversation that was "
+                f"written here: {problem}"
+            ) from problem
+        if not np.array_equal(self._ids(form, texts), wanted):
+            raise TemplateError(
+                f"chat template {self.name!r}: the compiled form of a conversation of "
+                f"{len(messages)} messages differs from apply_chat_template; nothing that was made "
+                "with it can be trusted. Please report this template, and build with a template "
+                "made of tokens until it is fixed"
+            )
+
+    def _ids(self, form: Form, texts: Texts) -> IntArray:
+        encode = self.engine.encode_batch if form.is_whole else self.encoder.encode_batch
+        return assemble([form], encode(texts), [len(texts)]).examples.ids[0]
+
+    def _messages(
+        self, conversation: Conversation
+    ) -> tuple[Messages, tuple[bool | None, ...], list[CheckedMessage] | None]:
+        """The messages as templates want them, their own train flags, and what was checked of
+        them, if they were not of the usual plain form."""
+        messages = conversation.messages
+        if type(messages) is list and messages:
+            for message in messages:
+                if type(message) is not dict or len(message) != 2:
+                    break
+                text = message.get("content")
+                if type(text) is not str or message.get("role") not in _PLAIN_ROLES:
+                    break
+                if not (text.isascii() or has_bytes(text)):
+                    break
+            else:
+                return messages, (), None
+        checked = check_messages(messages)
+        if self.facts.arguments == "none" and any(message.calls for message in checked):
+            raise Dropped("no_place_for_tool_calls")
+        flags = tuple(message.train for message in checked)
+        return as_messages(messages, checked, self.facts.arguments), flags, checked
+
+    def _learn(
+        self,
+        messages: Messages,
+        tools: Tools,
+        checked: Sequence[CheckedMessage] | None,
+        policy: TrainPolicy,
+        shape: object,
+    ) -> tuple[Form, Texts]:
+        """Let the template write a conversation, and keep how it did that."""
+        checked = checked or check_messages(messages)
+        trained = trained_messages(checked, policy)
+        if not trained.any():
+            said = any(message.role == ASSISTANT for message in checked)
+            raise Dropped("nothing_trained" if said else "no_assistant")
+        outside = [{key: part for key, part in one.items() if key != "role"} for one in messages]
+        if any(map(self.facts.literals.search, _texts_in([outside, tools]))):
+            raise Dropped("special_in_text")
+        seen, blind = (
+            self._lay_out(Trace(blind=blind), messages, tools, checked, trained, policy)
+            for blind in (False, True)
         )
+        form = self._form(seen)
+        texts = form.write(messages, tools)
+        assert texts is not None, "a form writes the conversation that it was learnt from"
+        if form.reason is None:
+            wanted = self.engine.of_transformers(messages, tools)
+            if not np.array_equal(self._ids(form, texts), wanted):
+                assert not isinstance(seen.found, str)
+                form = make_whole_form(seen.trace.guards, seen.found)
+                texts = form.write(messages, tools)
+                assert texts is not None
+                if not np.array_equal(self._ids(form, texts), wanted):
+                    raise Dropped("not_reproduced")
+        is_known = seen.trace.guards == blind.trace.guards and seen.sources() == blind.sources()
+        if is_known and sum(map(len, self.forms.values())) < _MAX_FORMS:
+            known = self.forms.setdefault(shape, [])
+            if len(known) < _MAX_FORMS_OF_A_SHAPE:
+                known.append(form)
+        return form, texts
+
+    def _form(self, laid: _LaidOut) -> Form:
+        if isinstance(laid.found, str):
+            return dropped_form(laid.trace.guards, laid.found)
+        try:
+            return make_form(laid.trace.guards, laid.found, self.encoder.encode_batch)
+        except TokensMerge:
+            return dropped_form(laid.trace.guards, "tokens_merge")
+
+    def _lay_out(
+        self,
+        trace: Trace,
+        messages: Messages,
+        tools: Tools,
+        checked: Sequence[CheckedMessage],
+        trained: BoolArray,
+        policy: TrainPolicy,
+    ) -> _LaidOut:
+        facts = self.facts
+
+        def write(count: int, prompt: bool) -> Written:
+            return self.engine.written(trace, messages[:count], tools, prompt=prompt)
+
+        rules = Rules(
+            bos=facts.bos,
+            opening=facts.opening,
+            literals=facts.literals,
+            markers=facts.markers,
+            end_ids=facts.end_ids,
+            closing=frozenset(facts.closing),
+            has_blocks=self.engine.has_blocks,
+            train_ends=policy.train_on_eot,
+        )
+        talk = Talk(
+            trace=trace,
+            write=write,
+            messages=messages,
+            checked=checked,
+            num_tools=len(tools or ()),
+            trained=trained,
+        )
+        try:
+            return _LaidOut(trace, lay_out(talk, rules))
+        except Dropped as why:
+            return _LaidOut(trace, str(why))
+        except TemplateError:
+            return _LaidOut(trace, "template_refuses")
 
     def draft(self, conversation: Conversation) -> tuple[IntArray, BoolArray | None]:
-        """What the template makes of a conversation, with nothing proved: ids, and which of them
-        are inside generation blocks, if it has any. To show why one was dropped, never to train."""
+        """What the template makes of a conversation, with nothing proved. To show why one was
+        dropped, never to train."""
         checked = check_messages(conversation.messages)
         messages = as_messages(conversation.messages, checked, self.facts.arguments)
-        return self.engine.encode(messages, conversation.tools)
+        return self.engine.of_transformers(messages, conversation.tools), None
 
     def __repr__(self) -> str:
         how = "generation blocks" if self.engine.has_blocks else "turn by turn"
         return f"JinjaTemplate({self.name!r}, {how})"
+
+
+_PLAIN_ROLES = frozenset(ROLES)
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Every text inside a JSON-like value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield str(key)
+            yield from _texts_in(part)
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        for part in value:
+            yield from _texts_in(part)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def open_jinja_template(
@@ -187,12 +417,16 @@ def open_jinja_template(
     chat_template: str | None = None,
     name: str | None = None,
     variables: Mapping[str, JSON] | None = None,
+    now: datetime | None = None,
+    encoder: Encoder | None = None,
 ) -> JinjaTemplate:
     """The tokenizer's own chat template, or the one given, ready to render.
 
     chat_template: Jinja source, or the name of one of several templates the tokenizer carries.
     variables: what the template may read besides messages and tools, such as a date or
     enable_thinking; stored with the template, since it changes tokens.
+    now: the date for templates that ask for it with `strftime_now`; stored, too.
+    encoder: gives the ids of text between special tokens; without one, the tokenizer does.
     """
     given = dict(variables or {})
     try:
@@ -207,19 +441,13 @@ def open_jinja_template(
             "transformers, such as AutoTokenizer.from_pretrained(...), or a template made of tokens"
         )
     source = _source(tokenizer, chat_template)
-    engine = JinjaEngine(tokenizer, source, given)
+    engine = JinjaEngine(tokenizer, source, given, now)
     label = name or f"jinja-{_sha256(source)[:12]}"
     try:
         facts = find_facts(engine)
-        blocks = engine.encode([QUESTION, ANSWER])[1]
-        if blocks is not None and not blocks.any():
-            raise TemplateError(
-                "it has {% generation %} in its text, but no answer is inside such a block; put "
-                "the block around the assistant's words and their end, or remove it"
-            )
     except TemplateError as problem:
         raise TemplateError(f"chat template {label!r}: {problem}") from problem
-    return JinjaTemplate(name=label, engine=engine, facts=facts, variables=given)
+    return JinjaTemplate(name=label, engine=engine, facts=facts, encoder=encoder or engine)
 
 
 def _source(tokenizer: Any, chat_template: str | None) -> str:
@@ -235,180 +463,3 @@ def _source(tokenizer: Any, chat_template: str | None) -> str:
         "{chat_template}, a Jinja text, or use a template made of tokens",
         chat_template=...,
     )
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-# From renderings to turns and a mask.
-
-Encoded = dict[str, IntArray]
-
-
-def encode_whole(engine: JinjaEngine, texts: Iterable[str]) -> Encoded:
-    """Each text as the tokenizer encodes it, in one call."""
-    unique = list(dict.fromkeys(texts))
-    return dict(zip(unique, engine.ids(unique), strict=True))
-
-
-def encode_apart(engine: JinjaEngine, facts: TemplateFacts, texts: Iterable[str]) -> Encoded:
-    """Each text as its special tokens and the parts between them, each part encoded only once."""
-    parts = {
-        text: [part for part in facts.literals.split(text) if part] for text in dict.fromkeys(texts)
-    }
-    ids = encode_whole(engine, (part for split in parts.values() for part in split))
-    nothing = np.empty(0, np.int64)
-    return {
-        text: np.concatenate([nothing, *(ids[part] for part in split)])
-        for text, split in parts.items()
-    }
-
-
-def find_turns(renderings: Renderings, encoded: Encoded, facts: TemplateFacts) -> TurnSpans:
-    """The turns; Dropped if they are not where and what they should be."""
-    whole = renderings.whole
-    ids = encoded[whole]
-
-    def count(part: str) -> int | None:
-        """How many tokens a part has, if they are the first tokens of the whole."""
-        mine = encoded[part]
-        return len(mine) if np.array_equal(mine, ids[: len(mine)]) else None
-
-    markers = np.array(sorted(facts.marker_ids), np.int64)
-    plain = encoded[renderings.harmless]
-    if not np.array_equal(ids[np.isin(ids, markers)], plain[np.isin(plain, markers)]):
-        raise Dropped("special_in_text")
-
-    # Where each message ends in the tokens; None where it shares a turn with the next.
-    roles = [message.role for message in renderings.checked]
-    stops: list[int | None] = []
-    for at, prefix in enumerate(renderings.prefixes):
-        folded = facts.folds_system and set(roles[: at + 1]) == {SYSTEM}
-        is_prefix = prefix is not None and whole.startswith(prefix)
-        stop = count(prefix) if prefix is not None and is_prefix and not folded else None
-        if stop is None and not _may_share(roles, at):
-            raise Dropped("tokens_merge" if is_prefix else "prefix_changes")
-        stops.append(stop)
-
-    # The first turn starts after the longest opening that leaves something for it.
-    first_stop = min(stop for stop in stops if stop is not None)
-    opened = [count(opening) or 0 for opening in renderings.openings]
-    first, starts = [0], [max(n if n < first_stop else 0 for n in opened)]
-    for at, stop in enumerate(stops):
-        empty = stop is not None and stop <= starts[-1]
-        if empty and not _may_share(roles, at):
-            raise Dropped("content_changed")
-        if stop is not None and not empty and at + 1 < len(stops):
-            first.append(at + 1)
-            starts.append(stop)
-
-    words = np.full(len(first), -1, np.int64)
-    for turn, at in enumerate(first):
-        before = renderings.before_words.get(at)
-        if before is None:
-            continue
-        if not whole.startswith(before):
-            raise Dropped("prompt_changes")
-        start = count(before)
-        if start is None:
-            raise Dropped("tokens_merge")
-        words[turn] = start
-
-    bounds = [*first, len(roles)]
-    _check_messages_written(renderings, bounds)
-    trained = [renderings.trained[start:stop] for start, stop in pairwise(bounds)]
-    if any(part.any() != part.all() for part in trained):
-        raise Dropped("mixed_train")
-    return TurnSpans(
-        ids=ids,
-        starts=np.array(starts, np.int64),
-        words=words,
-        roles=np.array([roles[stop - 1] for stop in bounds[1:]], np.uint8),
-        trained=np.array([part.all() for part in trained]),
-    )
-
-
-def _may_share(roles: list[int], at: int) -> bool:
-    """Whether a message and the next may be one turn."""
-    if at + 1 == len(roles):
-        return False
-    return set(roles[: at + 1]) == {SYSTEM} or roles[at] == roles[at + 1] == TOOL
-
-
-def _check_messages_written(renderings: Renderings, bounds: list[int]) -> None:
-    """Every message was written as it was said."""
-    start = 0
-    for at, after in pairwise(bounds):
-        prefix = renderings.prefixes[after - 1]
-        assert prefix is not None  # a turn ends only where a rendering does
-        before = renderings.before_words.get(at)
-        answer = None if before is None else prefix[len(before) :]
-        for message in renderings.checked[at:after]:
-            _check_words(message, prefix[start:], answer)
-        start = len(prefix)
-
-
-def _check_words(message: CheckedMessage, turn: str, answer: str | None) -> None:
-    """This turn is what was said.
-
-    turn: what the template wrote for it.  answer: what follows the generation prompt, for an
-    assistant's turn.  A template may trim a text, and nothing else.
-    """
-    text = message.text or ""
-    if any(json.loads(call)["name"] not in turn for call in message.calls):
-        raise Dropped("no_place_for_tool_calls")
-    if message.reasoning.strip() not in turn:
-        raise Dropped("no_place_for_reasoning")
-    if message.role != ASSISTANT or answer is None:
-        # A tool's result may be written as a JSON string.
-        quoted = json.dumps(text.strip(), ensure_ascii=False)[1:-1]
-        written = text.strip() in turn or quoted in turn
-    elif message.calls or message.reasoning:
-        made_up = message.text is None and answer.lstrip().startswith("None")
-        written = not made_up and text.strip() in answer
-    else:
-        written = starts_with_words(answer, text)
-    if not written:
-        raise Dropped("content_changed")
-
-
-def mask_of(
-    turns: TurnSpans, facts: TemplateFacts, *, train_ends: bool, generated: BoolArray | None
-) -> BoolArray:
-    """The loss mask; Dropped if it cannot be the right one.
-
-    generated: which tokens are inside the template's generation blocks, if it has any.
-    """
-    mask = np.zeros(len(turns.ids), np.bool_)
-    is_end = np.isin(turns.ids, np.array(sorted(facts.end_ids), np.int64))
-    stops = [*turns.starts[1:].tolist(), len(turns.ids)]
-    num_generated = 0
-    for turn, (words, stop) in enumerate(zip(turns.words.tolist(), stops, strict=True)):
-        if words < 0:
-            continue
-        # The last run of end ids is run..after; both are `stop` if there is none.
-        ends = np.flatnonzero(is_end[words:stop]) + words
-        run = after = stop
-        if len(ends):
-            after = int(ends[-1]) + 1
-            words_before = np.flatnonzero(~is_end[words:after]) + words
-            run = int(words_before[-1]) + 1 if len(words_before) else words
-        blocks = generated if turns.roles[turn] == ASSISTANT else None
-        if blocks is not None:
-            inside = np.flatnonzero(blocks[words:stop])
-            if not (len(inside) and blocks[words:run].all()):
-                raise Dropped("mask_disagrees")
-            after = words + int(inside[-1]) + 1
-            num_generated += len(inside)
-        if not turns.trained[turn]:
-            continue
-        if not len(ends) and not train_ends:
-            raise Dropped("no_end")
-        stop_at = after if train_ends else run
-        mask[words:stop_at] = True if blocks is None else blocks[words:stop_at]
-    if generated is not None and num_generated != generated.sum():
-        raise Dropped("trains_others")
-    if not mask.any():
-        raise Dropped("nothing_trained")
-    return mask

@@ -65,7 +65,8 @@ class Certificate:
     battery: dict[str, JSON]  # version, sha256, number of conversations
     checks: dict[str, dict[str, int]]  # policy -> what was checked, and how often
     declined: dict[str, dict[str, list[str]]]  # policy -> reason -> battery items it dropped
-    trim: str  # which side of a text the template cuts blanks from: none, both, left, right
+    trim: str  # which side of a text the template cuts blanks from: one of TRIMS
+    lead: str  # what is trained before the assistant's words: blanks, or a template's own text
     end: str  # what is trained after the assistant's words
 
     def to_json(self) -> dict[str, JSON]:
@@ -107,7 +108,8 @@ def prove_mask(
         },
         checks={str(one.policy): dict(sorted(one.counts.items())) for one in judges if one.counts},
         declined={str(judge.policy): judge.declined for judge in judges},
-        trim=shape.trim,
+        trim=judges[0].trims[0],
+        lead=next(lead for lead in shape.leads if lead is not None),
         end=shape.end,
     )
 
@@ -120,6 +122,9 @@ TRIMS: dict[str, Callable[[str], str]] = {
     "both": str.strip,
     "left": str.lstrip,
     "right": str.rstrip,
+    "newlines": lambda text: text.strip("\n"),
+    "left newlines": lambda text: text.lstrip("\n"),
+    "right newlines": lambda text: text.rstrip("\n"),
 }
 
 
@@ -139,16 +144,26 @@ class TurnShape:
     tail: IntArray  # ids after the end
     leads: tuple[str | None, ...]  # blanks before the words, per reading; None: it does not fit
     end: str  # what is trained after the words
-    end_markers: list[int]
-    trim: str = "none"  # one of TRIMS
+    markers: list[int]  # all of the trained part
 
     def fits(self, read: Sequence[str], spellings: Sequence[str]) -> bool:
-        """Whether a reading of the trained tokens is one of these words and the end."""
-        return any(
-            lead is not None and found == lead + words + self.end
-            for lead, found in zip(self.leads, read, strict=True)
-            for words in spellings
-        )
+        """Whether a reading of the trained tokens is one of these words and the end. A template may
+        leave out its own text before them, and blanks beside words that are blank themselves."""
+        for words in spellings:
+            for lead, found in zip(self.leads, read, strict=True):
+                for wanted in () if lead is None else (lead + words + self.end, words + self.end):
+                    blank = not words.strip() and _without_blanks(found) == _without_blanks(wanted)
+                    if found == wanted or blank:
+                        return True
+        return False
+
+
+def _shortened(conversation: Conversation, count: int) -> Conversation:
+    return replace(conversation, messages=conversation.messages[:count])
+
+
+def _without_blanks(text: str) -> str:
+    return "".join(text.split())
 
 
 @dataclass(eq=False)
@@ -158,15 +173,24 @@ class Judge:
     template: ChatTemplate
     reader: TokenReader
     policy: TrainPolicy
-    shape: TurnShape | None = None
+    shape: TurnShape | None = None  # of an answer at the end
+    middle: TurnShape | None = None  # of one that a turn follows
+    trims: list[str] = field(default_factory=lambda: list(TRIMS))  # that fit all answers so far
     declined: dict[str, list[str]] = field(default_factory=dict)  # reason -> items of the battery
     counts: Counter[str] = field(default_factory=Counter)  # what was checked, and how often
+    learns: bool = True  # not while a smaller counterexample is looked for
 
     def prove(self, items: Mapping[str, Conversation], *, may_decline: bool = False) -> None:
         """Judge every item; MaskProofError if one is wrong."""
         attempt: Callable[[Conversation], object] = self.learn
         try:
-            self.shape = self.learn(stored("needed")["plain"])
+            self.shape = self.middle = self.learn(stored("needed")["plain"])
+            followed = stored("needed")["several turns"]
+            if self.policy.train_on != "last-assistant":
+                attempt = partial(self.learn, in_middle=True)
+                self.middle = attempt(followed)
+            elif not isinstance(self._render(_shortened(followed, 3)), str):
+                self.middle = self.learn(_shortened(followed, 3), in_middle=True)
             for name, conversation in items.items():
                 needed = name in stored("needed") and not may_decline
                 attempt = partial(self.judge, needed=needed)
@@ -176,9 +200,10 @@ class Judge:
                 if found is not None:
                     self.declined.setdefault(str(found), []).append(name)
         except Failure as failure:
-            if may_decline and self.shape is None and failure.check.startswith(DROPPED):
+            if may_decline and failure.check.startswith(DROPPED):
                 self.declined[failure.check.removeprefix(DROPPED)] = ["everything"]
                 return
+            self.learns = False
             raise refusal(self.template, self.reader, failure, attempt) from None
 
     def compare_batch(self, chats: Sequence[Conversation]) -> None:
@@ -203,16 +228,30 @@ class Judge:
             )
         self.counts["batch is one by one"] = len(chats)
 
-    def learn(self, conversation: Conversation) -> TurnShape:
-        """Take opening, end and tail from a plain conversation, and trimming from a padded one."""
+    def _fits(self, shape: TurnShape, read: Sequence[str], spellings: Sequence[str]) -> bool:
+        if shape.fits(read, spellings):
+            return True
+        # What blocks mark before the words may depend on the turn before.
+        return self.has_blocks and any(
+            found.endswith(words + shape.end) for found in read for words in spellings if words
+        )
+
+    @property
+    def has_blocks(self) -> bool:
+        return bool(self.template.describe().get("generation_blocks"))
+
+    @property
+    def is_jinja(self) -> bool:
+        return self.template.describe()["kind"] == "jinja"
+
+    def learn(self, conversation: Conversation, *, in_middle: bool = False) -> TurnShape:
+        """Take opening, end and tail from the last answer of a plain conversation, or its first."""
         example = self._kept(conversation)
         self._check_untrained(example)
         if ASSISTANT not in example.roles:
             raise example.failure("turns", "a conversation without an assistant was kept")
-        last = max(turn for turn, role in enumerate(example.roles) if role == ASSISTANT)
-        shape = self._learn_shape(example, last)
-        padded = render_one(self.template, stored("optional")["blanks around"], self.policy)
-        return shape if isinstance(padded, str) else self._learn_trim(padded, shape)
+        answers = [turn for turn, role in enumerate(example.roles) if role == ASSISTANT]
+        return self._learn_shape(example, answers[0 if in_middle else -1], in_middle=in_middle)
 
     def judge(self, conversation: Conversation, *, needed: bool = False) -> str | None:
         """The reason if the conversation was dropped, else None; Failure if its mask is wrong."""
@@ -228,15 +267,20 @@ class Judge:
         self._check_texts(example)
         for turn, wanted in enumerate(example.wanted):
             if wanted and example.roles[turn] == ASSISTANT:
-                self._check_answer(example, turn, self.shape)
+                is_last = turn + 1 == len(example.roles)
+                shape = self.shape if is_last or self.middle is None else self.middle
+                self._check_answer(example, turn, shape)
             elif wanted and example.groups[turn]:
                 self._check_other(example, turn)
         self._check_prefixes(example, needed)
         self.counts["conversations"] += 1
         return None
 
+    def _render(self, conversation: Conversation) -> ProofExample | str:
+        return render_one(self.template, conversation, self.policy)
+
     def _kept(self, conversation: Conversation) -> ProofExample:
-        found = render_one(self.template, conversation, self.policy)
+        found = self._render(conversation)
         if isinstance(found, ProofExample):
             return found
         why = REASONS.get(found, "its own reason")
@@ -246,7 +290,7 @@ class Judge:
     def _markers_in(self, ids: IntArray) -> list[int]:
         return [number for number in ids.tolist() if number in self.template.marker_ids]
 
-    def _learn_shape(self, example: ProofExample, turn: int) -> TurnShape:
+    def _learn_shape(self, example: ProofExample, turn: int, *, in_middle: bool) -> TurnShape:
         start, stop = example.bounds[turn : turn + 2]
         first, last = example.trained_span(turn)
         if first == last:
@@ -257,9 +301,12 @@ class Judge:
         leads: list[str | None] = []
         ends = []
         for found in read:
-            # Blanks before the words are right if they belong to the token of the first word.
+            # Blanks before the words are right if they belong to the token of the first word. A
+            # template with a generation prompt or blocks of its own says what is generated first.
             lead = found[: len(found) - len(found.lstrip())]
             fits = found[len(lead) :].startswith(text) and (not lead or first_token.strip())
+            if not fits and self.is_jinja:
+                lead, fits = found.partition(text)[0], text in found
             leads.append(lead if fits else None)
             ends += [found[len(lead) + len(text) :]] if fits else []
         if not ends:
@@ -271,33 +318,29 @@ class Judge:
             tail=example.ids[last:stop],
             leads=tuple(leads),
             end=ends[0],
-            end_markers=self._markers_in(example.ids[first:last]),
+            markers=self._markers_in(example.ids[first:last]),
         )
+        before = next(lead for lead in leads if lead is not None)
+        words = next(
+            at
+            for at in range(first, last)
+            if self.reader.text(example.ids[first : at + 1]).startswith(before + text[:1])
+        )
+        end_markers = self._markers_in(example.ids[words:last])
         if not self.policy.train_on_eot:
-            if shape.end_markers or shape.end.strip():
+            if end_markers or shape.end.strip():
                 raise example.failure(
                     "end",
                     f"turn {turn} trains {shape.end!r} after its words, with {{train_on_eot}}",
                 )
-        elif not shape.end_markers:
+        elif not end_markers:
             raise example.failure(
                 "end", f"turn {turn} trains no special token after its words: nothing would stop"
             )
-        elif self._markers_in(shape.tail):
+        elif in_middle and self._markers_in(shape.tail):
+            # At the end of a conversation, a template may close it as well.
             raise example.failure("end", f"turn {turn} trains only a part of its end")
         return shape
-
-    def _learn_trim(self, example: ProofExample, shape: TurnShape) -> TurnShape:
-        """The shape with the way of trimming that makes the padded answer right."""
-        turn = len(example.roles) - 1
-        text = example.checked[-1].text or ""
-        read = self.reader.readings(example.ids, *example.trained_span(turn))
-        for name, trim in TRIMS.items():
-            if shape.fits(read, [trim(text)]):
-                return replace(shape, trim=name)
-        raise example.failure(
-            "words", f"turn {turn} trains {read[0]!r}: wanted {text + shape.end!r}, or trimmed"
-        )
 
     def _check_untrained(self, example: ProofExample) -> None:
         """Nothing is trained where nothing should be."""
@@ -347,7 +390,7 @@ class Judge:
                 raise example.failure("words", f"turn {turn} must be trained, and is not")
             return  # nothing was said, and ends are not trained
         start, stop = example.bounds[turn : turn + 2]
-        if not np.array_equal(example.ids[start:first], shape.opening):
+        if not self.has_blocks and not np.array_equal(example.ids[start:first], shape.opening):
             found, wanted = map(self.reader.text, (example.ids[start:first], shape.opening))
             raise example.failure(
                 "opening", f"turn {turn} is trained after {found!r}: wanted {wanted!r}"
@@ -357,13 +400,20 @@ class Judge:
             self._check_parts(example, turn, message, shape)
             return
         read = self.reader.readings(example.ids, first, last)
-        said = self.reader.spellings(TRIMS[shape.trim](text))
-        if not shape.fits(read, said):
+        said = self.reader.spellings(text)
+        trims = [
+            name
+            for name in self.trims
+            if self._fits(shape, read, self.reader.spellings(TRIMS[name](text)))
+        ]
+        if self.learns and trims:
+            self.trims = trims  # one way for the whole template
+        if not trims:
             raise example.failure(
                 "words", f"turn {turn} trains {read[0]!r}: wanted {said[0] + shape.end!r}"
             )
         markers = self._markers_in(example.ids[first:last])
-        if markers != shape.end_markers:
+        if markers != shape.markers and not self.has_blocks:
             raise example.failure(
                 "markers", f"turn {turn} trains the markers {markers}: its words became structure"
             )
@@ -390,7 +440,7 @@ class Judge:
         if message.text is None and "None" in read:
             raise example.failure("words", f"turn {turn} has no text, but trains {read!r}")
         ends = example.ids[last - 1] in self.template.marker_ids or read.endswith(shape.end)
-        if shape.end_markers and not ends:
+        if shape.markers and not ends:
             raise example.failure("end", f"turn {turn} trains {read!r}, without its end")
         self.counts["calls and reasoning"] += 1
 
@@ -405,7 +455,10 @@ class Judge:
         self.counts["other trained turns"] += 1
 
     def _check_prefixes(self, example: ProofExample, needed: bool) -> None:
-        """The first messages alone are rendered as they are in the whole."""
+        """The first messages alone are rendered as they are in the whole. A policy that trains the
+        last answer only does not need that; a Jinja template compares prompts when it renders."""
+        if self.policy.train_on == "last-assistant" or self.is_jinja:
+            return
         shared = {at for group in example.groups for at in group[:-1]}
         for stop in range(1, len(example.checked)):
             part = replace(example.conversation, messages=example.conversation.messages[:stop])

@@ -1,0 +1,284 @@
+"""Compiled forms: how all conversations of one shape and the same answers are written.
+
+A `Form` is one Python function over the messages and tools. It checks every recorded answer and
+gives the texts to encode; everything else about those conversations (fixed tokens, turns, what is
+trained) is in arrays, so that `assemble` makes ids and mask of a whole batch without a loop over
+conversations' tokens.
+
+    fixed tokens   <|im_start|>           <|im_end|> \\n <|im_start|>                <|im_end|>
+    texts                       "user\\nhi"                            "assistant\\nyo"
+    trained                                                                      yo  <|im_end|>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardmill.chat.jinja.layout import ItemPosition, Layout, TextSection
+from shardmill.chat.jinja.values import NAMES, TracedText, source_of
+from shardmill.records import BoolArray, ChatExamples, IntArray, OffsetArray, Ragged
+
+Texts: TypeAlias = tuple[str, ...]
+Write: TypeAlias = "Callable[[Any, Any], Texts | None]"
+Encode: TypeAlias = Callable[[Sequence[str]], Ragged]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bounds:
+    """Positions among the tokens of a conversation: fixed tokens before, whole texts before, and
+    tokens of the next text before, which are the tokens of a prefix of it."""
+
+    fixed: IntArray
+    texts: IntArray
+    inside: IntArray
+
+
+def _no_ids() -> IntArray:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Form:
+    """How conversations with the same answers are written, or why they are dropped."""
+
+    write: Write  # the texts; None if an answer differs
+    reason: str | None = None
+    # Written and encoded as one text, where a tokenizer does not encode sections apart.
+    is_whole: bool = False
+    markers: IntArray = field(default_factory=_no_ids)  # all markers, in order
+    fixed: IntArray = field(default_factory=_no_ids)  # all fixed tokens, in order
+    fixed_before: IntArray = field(
+        default_factory=_no_ids
+    )  # (texts,) fixed tokens before each text
+    bounds: Bounds | None = None  # turn starts, then start and stop of each trained part
+    roles: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # (turns,)
+    # What texts must start with: prefix_ids[i] is token prefix_at[i] of text prefix_text[i].
+    prefix_ids: IntArray = field(default_factory=_no_ids)
+    prefix_text: IntArray = field(default_factory=_no_ids)
+    prefix_at: IntArray = field(default_factory=_no_ids)
+    # (bound, text, text of its prefix) where the prefix is not the same for all.
+    own_prefixes: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.fixed_before)
+
+
+def compile_write(guards: Iterable[str], texts: Sequence[str]) -> Write:
+    """A function of messages `m` and tools `t`; what is asked is asked in the recorded order."""
+    asked = " and ".join(f"({guard})" for guard in guards) or "True"
+    made = "".join(f"{text}, " for text in texts)
+    code = f"lambda m, t: ({made}) if {asked} else None"
+    # The sources consist of paths, literals and str methods that `values.py` wrote.
+    found: Write = eval(compile(code, "<chat template>", "eval"), dict(NAMES))
+    return found
+
+
+def dropped_form(guards: Iterable[str], reason: str) -> Form:
+    return Form(write=compile_write(guards, ()), reason=reason)
+
+
+def make_form(guards: Iterable[str], layout: Layout, encode: Encode) -> Form:
+    """The form of a layout. encode: the ids of texts, each encoded apart."""
+    fixed: list[IntArray] = []
+    num_fixed = 0
+    before: list[int] = []
+    texts: list[str] = []
+    where: list[tuple[int, int]] = []  # of each item: fixed tokens and texts before it
+    for item in layout.items:
+        where.append((num_fixed, len(texts)))
+        if isinstance(item, TextSection) and not item.is_fixed:
+            before.append(num_fixed)
+            texts.append(item.source())
+            continue
+        if isinstance(item, TextSection):
+            ids = encode(["".join(item.fragments)])[0]
+        else:
+            ids = np.array([item])
+        fixed.append(np.asarray(ids, np.int64))
+        num_fixed += len(fixed[-1])
+    where.append((num_fixed, len(texts)))
+    positions = [*layout.turn_starts, *(end for span in layout.trained for end in span)]
+    inside = np.zeros(len(positions), np.int64)
+    prefixes: list[tuple[int, IntArray]] = []
+    own: list[tuple[int, int, int]] = []
+    extra: list[str] = []
+    for number, position in enumerate(positions):
+        if not position.prefix:
+            continue
+        text = where[position.item][1]
+        if any(isinstance(part, TracedText) for part in position.prefix):
+            own.append((number, text, len(extra)))
+            extra.append(" + ".join(map(source_of, position.prefix)))
+            continue
+        ids = np.asarray(encode(["".join(position.prefix)])[0], np.int64)
+        inside[number] = len(ids)
+        prefixes.append((_text_or_fixed(layout, position, text, ids, encode), ids))
+    in_texts = [(text, ids) for text, ids in prefixes if text >= 0]
+    return Form(
+        write=compile_write(guards, [*texts, *extra]),
+        fixed=np.concatenate([np.empty(0, np.int64), *fixed]),
+        fixed_before=np.array(before, np.int64),
+        bounds=Bounds(
+            fixed=np.array([where[one.item][0] for one in positions], np.int64),
+            texts=np.array([where[one.item][1] for one in positions], np.int64),
+            inside=inside,
+        ),
+        roles=np.array(layout.turn_roles, np.uint8),
+        prefix_ids=np.concatenate([np.empty(0, np.int64), *(ids for _, ids in in_texts)]),
+        prefix_text=np.repeat(
+            np.array([text for text, _ in in_texts], np.int64), [len(ids) for _, ids in in_texts]
+        ),
+        prefix_at=np.concatenate(
+            [np.empty(0, np.int64), *(np.arange(len(ids)) for _, ids in in_texts)]
+        ),
+        own_prefixes=tuple((number, text, len(texts) + at) for number, text, at in own),
+    )
+
+
+def make_whole_form(guards: Iterable[str], layout: Layout) -> Form:
+    """The same where everything is one text, and positions are found with prefixes of it."""
+    literal = {number: text for text, number in layout.markers.items()}
+    parts = [
+        [repr(literal[item])] if isinstance(item, int) else list(map(source_of, item.fragments))
+        for item in layout.items
+    ]
+    positions = [*layout.turn_starts, *(end for span in layout.trained for end in span)]
+    texts = [" + ".join(source for item in parts for source in item)]
+    for position in positions:
+        before = [source for item in parts[: position.item] for source in item]
+        before += map(source_of, position.prefix)
+        texts.append(" + ".join(before) or "''")
+    zeros = np.zeros(len(positions), np.int64)
+    return Form(
+        write=compile_write(guards, texts),
+        is_whole=True,
+        markers=np.array([item for item in layout.items if isinstance(item, int)], np.int64),
+        fixed_before=np.zeros(1, np.int64),
+        bounds=Bounds(fixed=zeros, texts=zeros, inside=zeros),
+        roles=np.array(layout.turn_roles, np.uint8),
+        own_prefixes=tuple((number, 0, number + 1) for number in range(len(positions))),
+    )
+
+
+def _text_or_fixed(
+    layout: Layout, position: ItemPosition, text: int, ids: IntArray, encode: Encode
+) -> int:
+    """The number of the text a prefix is in; -1 for a fixed section, which is compared here."""
+    item = layout.items[position.item]
+    assert isinstance(item, TextSection)
+    if not item.is_fixed:
+        return text
+    whole = np.asarray(encode(["".join(item.fragments)])[0], np.int64)
+    if not np.array_equal(whole[: len(ids)], ids):
+        raise TokensMerge
+    return -1
+
+
+class TokensMerge(Exception):
+    """A token spans the border of two turns, in every conversation of a form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assembled:
+    examples: ChatExamples
+    num_trained: IntArray  # (conversations,)
+    merges: BoolArray  # (conversations,) a token spans a position, so the example is wrong
+
+
+def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> Assembled:
+    """Conversations of these forms.
+
+    texts: those of all conversations, one after another, each followed by the texts of its own
+    prefixes.  num_given: how many each conversation has.
+    """
+    count = len(forms)
+    num_texts = np.array([form.num_texts for form in forms], np.int64)
+    first_given = np.concatenate(([0], np.cumsum(num_given))).astype(np.int64)
+    if (num_texts != np.diff(first_given)).any():
+        own = _without_prefixes(texts, num_texts, first_given)
+    else:
+        own = texts
+    first_text = np.concatenate(([0], np.cumsum(num_texts)))
+    num_fixed = np.array([len(form.fixed) for form in forms], np.int64)
+    first_fixed = np.concatenate(([0], np.cumsum(num_fixed)))
+    reach = own.offsets  # reach[k]: tokens of all texts before text k
+    # Texts among the fixed tokens.
+    before = _joined([form.fixed_before for form in forms])
+    before += np.repeat(first_fixed[:-1], num_texts)
+    total = int(first_fixed[-1] + reach[-1])
+    in_result = np.repeat(before, own.lengths) + np.arange(reach[-1])
+    is_text = np.zeros(total, np.bool_)
+    is_text[in_result] = True
+    values: IntArray = np.empty(total, np.int64)
+    values[in_result] = own.values
+    values[~is_text] = _joined([form.fixed for form in forms])
+    offsets: OffsetArray = first_fixed + reach[first_text]
+    # Positions.
+    bounds = [form.bounds for form in forms]
+    sizes = np.array([len(one.fixed) if one else 0 for one in bounds], np.int64)
+    owners = np.repeat(np.arange(count), sizes)
+    inside = _joined([one.inside for one in bounds if one])  # a copy
+    merges = np.zeros(count, np.bool_)
+    _compare_prefixes(forms, own, first_text, merges)
+    first_bound = np.concatenate(([0], np.cumsum(sizes)))
+    for number, form in enumerate(forms):
+        for bound, text, prefix in form.own_prefixes:
+            whole = texts[int(first_given[number]) + text]
+            part = texts[int(first_given[number]) + prefix]
+            inside[first_bound[number] + bound] = len(part)
+            merges[number] |= not np.array_equal(whole[: len(part)], part)
+    place: OffsetArray = _joined([one.fixed for one in bounds if one]) + first_fixed[owners]
+    place += reach[_joined([one.texts for one in bounds if one]) + first_text[owners]] + inside
+    num_turns = np.array([len(form.roles) for form in forms], np.int64)
+    is_start = np.arange(len(place)) - first_bound[owners] < num_turns[owners]
+    edges = np.minimum(place[~is_start], total).reshape(-1, 2)
+    change = np.zeros(total + 1, np.int64)
+    np.add.at(change, edges[:, 0], 1)
+    np.add.at(change, edges[:, 1], -1)
+    mask: BoolArray = np.cumsum(change[:-1]) > 0
+    trained = np.concatenate(([0], np.cumsum(mask)))[offsets]
+    return Assembled(
+        examples=ChatExamples(
+            ids=Ragged(values, offsets),
+            mask=mask,
+            turn_starts=place[is_start],
+            turn_roles=np.concatenate([np.empty(0, np.uint8), *(form.roles for form in forms)]),
+        ),
+        num_trained=np.diff(trained),
+        merges=merges,
+    )
+
+
+def _joined(arrays: Sequence[IntArray]) -> OffsetArray:
+    found: OffsetArray = np.concatenate([np.empty(0, np.int64), *arrays])
+    return found
+
+
+def _without_prefixes(texts: Ragged, num_texts: IntArray, first_given: IntArray) -> Ragged:
+    """The texts without those of prefixes."""
+    kept = np.zeros(len(texts), np.bool_)
+    for number, size in enumerate(num_texts.tolist()):
+        kept[first_given[number] : first_given[number] + size] = True
+    return texts.keep(kept)
+
+
+def _compare_prefixes(
+    forms: Sequence[Form], own: Ragged, first_text: IntArray, merges: BoolArray
+) -> None:
+    """Mark the conversations in which a text does not start with the tokens of its prefix."""
+    counts = np.array([len(form.prefix_ids) for form in forms], np.int64)
+    owners = np.repeat(np.arange(len(forms)), counts)
+    text = _joined([form.prefix_text for form in forms]) + first_text[owners]
+    at = _joined([form.prefix_at for form in forms])
+    is_short = at >= own.lengths[text]
+    place = np.where(is_short, 0, own.offsets[text] + at)
+    wanted = _joined([form.prefix_ids for form in forms])
+    if len(place):
+        found = own.values[place] if len(own.values) else np.full(len(place), -1)
+        merges[owners[is_short | (found != wanted)]] = True

@@ -1,0 +1,527 @@
+"""Where turns and trained tokens are in what a template wrote, for all conversations written alike.
+
+A template writes literals and texts of the conversation, with marks where it came to a message, and
+edges of generation blocks. `lay_out` finds the turns from the marks, and what is trained from the
+prompt: an answer starts where the rendering of the messages before it, with the generation prompt,
+ends, and goes on up to the special tokens that end a turn. Both renderings must agree piece for
+piece, not just letter for letter, so what is found holds for every text that is written that way.
+
+Special tokens split what is written into sections, which a tokenizer encodes apart:
+
+    <|im_start|>  user\\n + m[0]['content']  <|im_end|>  \\n  <|im_start|>  assistant\\n + ...
+    marker        section with a text         marker    fixed marker        section with a text
+
+A position inside a section is the number of tokens of what precedes it there; `forms.py` checks
+that they are the first tokens of the section.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from shardmill.chat.jinja.values import Edge, Mark, Trace, TracedText, joined, said, source_of
+from shardmill.chat.policy import ASSISTANT, TOOL, CheckedMessage, Dropped
+from shardmill.records import BoolArray
+
+Cut: TypeAlias = tuple[int, int]
+"""A position: (piece, characters of it before the position)."""
+
+
+class Written(NamedTuple):
+    """One rendering."""
+
+    pieces: list[str]  # literals and texts; no two literals next to each other
+    marks: list[tuple[int, Cut]]  # (message, where the template came to it)
+    edges: list[tuple[bool, Cut]]  # (opens, where)
+
+
+def written_of(outputs: Iterable[str]) -> Written:
+    """What a template wrote, with literals joined."""
+    whole = joined(outputs)
+    parts = (whole._parts or (whole,)) if isinstance(whole, TracedText) else (whole,)
+    pieces: list[str] = []
+    marks: list[tuple[int, Cut]] = []
+    edges: list[tuple[bool, Cut]] = []
+    for part in parts:
+        ends_literal = bool(pieces) and not isinstance(pieces[-1], TracedText)
+        here = (len(pieces) - 1, len(pieces[-1])) if ends_literal else (len(pieces), 0)
+        if isinstance(part, Mark):
+            marks.append((part._index, here))
+        elif isinstance(part, Edge):
+            edges.append((part._opens, here))
+        elif isinstance(part, TracedText):
+            pieces.append(part)
+        elif ends_literal:
+            pieces[-1] += part
+        elif part:
+            pieces.append(part)
+
+    def settled(cut: Cut) -> Cut:
+        """The end of a literal is the start of what follows."""
+        piece, at = cut
+        ends = piece < len(pieces) and not isinstance(pieces[piece], TracedText)
+        return (piece + 1, 0) if ends and at == len(pieces[piece]) else cut
+
+    return Written(
+        pieces, [(n, settled(cut)) for n, cut in marks], [(o, settled(cut)) for o, cut in edges]
+    )
+
+
+def text_of(written: Written) -> str:
+    return "".join(p._said if isinstance(p, TracedText) else p for p in written.pieces)
+
+
+def common_end(first: Written, other: Written) -> Cut:
+    """Up to where two renderings are the same, piece for piece."""
+    for number, (one, two) in enumerate(zip(first.pieces, other.pieces, strict=False)):
+        if isinstance(one, TracedText) or isinstance(two, TracedText):
+            if not (
+                isinstance(one, TracedText)
+                and isinstance(two, TracedText)
+                and one._source == two._source
+            ):
+                return number, 0
+        elif one != two:
+            same = 0
+            while same < min(len(one), len(two)) and one[same] == two[same]:
+                same += 1
+            return (number + 1, 0) if same == len(one) else (number, same)
+    return min(len(first.pieces), len(other.pieces)), 0
+
+
+def end_of(written: Written) -> Cut:
+    return len(written.pieces), 0
+
+
+def end_as_prefix(part: Written, whole: Written) -> Cut | None:
+    """Where a rendering ends that is the beginning of another; None if it is not."""
+    if not part.pieces:
+        return 0, 0
+    last = len(part.pieces) - 1
+    found = common_end(whole, part)
+    if found > (last, 0) and isinstance(part.pieces[last], TracedText):
+        return found
+    if (
+        found >= (last, 0)
+        and not isinstance(part.pieces[last], TracedText)
+        and last < len(whole.pieces)
+    ):
+        longer = whole.pieces[last]
+        if not isinstance(longer, TracedText) and longer.startswith(part.pieces[last]):
+            same = longer == part.pieces[last]
+            return (last + 1, 0) if same else (last, len(part.pieces[last]))
+    return None
+
+
+# Items: markers, and sections between them.
+
+
+class TextSection(NamedTuple):
+    fragments: tuple[str, ...]  # literals and texts
+
+    @property
+    def is_fixed(self) -> bool:
+        return not any(isinstance(part, TracedText) for part in self.fragments)
+
+    def source(self) -> str:
+        return " + ".join(map(source_of, self.fragments))
+
+
+Item: TypeAlias = "int | TextSection"  # the id of a marker, or a section
+
+
+class ItemPosition(NamedTuple):
+    """A position among items: inside a section after `prefix`, else before the item."""
+
+    item: int
+    prefix: tuple[str, ...] = ()
+
+
+class Items:
+    """What was written as markers and sections."""
+
+    def __init__(self, written: Written, literals: re.Pattern[str], ids: Mapping[str, int]) -> None:
+        self.items: list[Item] = []
+        self._cuts: list[list[tuple[Cut, str]]] = []  # of each item: where its fragments start
+        for number, piece in enumerate(written.pieces):
+            parts = [piece] if isinstance(piece, TracedText) else literals.split(piece)
+            at = 0
+            for turn, part in enumerate(parts):
+                if turn % 2:
+                    self.items.append(ids[part])
+                    self._cuts.append([((number, at), part)])
+                elif isinstance(part, TracedText) or part:
+                    self._add((number, at), part)
+                at += 1 if isinstance(part, TracedText) else len(part)
+
+    def _add(self, cut: Cut, part: str) -> None:
+        if self.items and isinstance(self.items[-1], TextSection):
+            self.items[-1] = TextSection((*self.items[-1].fragments, part))
+            self._cuts[-1].append((cut, part))
+        else:
+            self.items.append(TextSection((part,)))
+            self._cuts.append([(cut, part)])
+
+    def position(self, cut: Cut) -> ItemPosition:
+        """Dropped if it is inside a marker."""
+        for number, fragments in enumerate(self._cuts):
+            for at, (start, part) in enumerate(fragments):
+                if cut <= start:
+                    return ItemPosition(number, tuple(text for _, text in fragments[:at]))
+                inside = not isinstance(part, TracedText) and cut[0] == start[0]
+                if inside and cut[1] < start[1] + len(part):
+                    if not isinstance(self.items[number], TextSection):
+                        raise Dropped("tokens_merge")
+                    before = tuple(text for _, text in fragments[:at])
+                    return ItemPosition(number, (*before, part[: cut[1] - start[1]]))
+        return ItemPosition(len(self.items))
+
+    def cut(self, position: ItemPosition) -> Cut:
+        """Where an item starts. For positions without a prefix."""
+        if position.item < len(self.items):
+            return self._cuts[position.item][0][0]
+        return (sys.maxsize, 0)
+
+    def fragments(self, start: ItemPosition, stop: ItemPosition) -> list[str]:
+        """What is in the sections from one position to another."""
+        found: list[str] = []
+        for number in range(start.item, min(stop.item + 1, len(self.items))):
+            item = self.items[number]
+            parts = item.fragments if isinstance(item, TextSection) else ()
+            if number == stop.item:
+                parts = stop.prefix
+            if number == start.item and start.prefix:
+                # A prefix may end inside a literal, never inside a text.
+                *whole, last = start.prefix
+                rest = parts[len(whole) :]
+                parts = (
+                    rest[0][len(last) :] if not isinstance(last, TracedText) else "",
+                    *rest[1:],
+                )
+            found += [part for part in parts if isinstance(part, TracedText) or part]
+        return found
+
+    def last_text(self, start: ItemPosition, stop: ItemPosition) -> ItemPosition:
+        """After the last text from one position to another."""
+        for number in range(min(stop.item, len(self.items) - 1), start.item - 1, -1):
+            item = self.items[number]
+            parts = item.fragments if isinstance(item, TextSection) else ()
+            if number == stop.item:
+                parts = stop.prefix
+            texts = [at for at, part in enumerate(parts) if isinstance(part, TracedText)]
+            if texts and isinstance(item, TextSection) and texts[-1] + 1 == len(item.fragments):
+                return ItemPosition(number + 1)
+            if texts:
+                return ItemPosition(number, parts[: texts[-1] + 1])
+        return stop
+
+    def texts(self, start: ItemPosition, stop: ItemPosition) -> list[TracedText]:
+        return [part for part in self.fragments(start, stop) if isinstance(part, TracedText)]
+
+    def source(self, start: ItemPosition, stop: ItemPosition) -> str:
+        return " + ".join(map(source_of, self.fragments(start, stop)))
+
+    def said(self, parts: Sequence[tuple[ItemPosition, ItemPosition]]) -> str:
+        return "".join("".join(map(said, self.fragments(*part))) for part in parts)
+
+
+# Turns and what is trained.
+
+
+class TrainedSpan(NamedTuple):
+    start: ItemPosition
+    stop: ItemPosition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn: some messages, from where it starts."""
+
+    messages: tuple[int, ...]
+    start: Cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The items of a conversation, and positions among them."""
+
+    items: list[Item]
+    markers: Mapping[str, int]  # literal -> id
+    turn_starts: list[ItemPosition]
+    turn_roles: list[int]
+    trained: list[TrainedSpan]
+
+
+def find_turns(written: Written, roles: Sequence[int], bos: str) -> list[Turn]:
+    """The turns, in order. A message without a turn of its own is part of the turn after it."""
+    bounds = [cut for _, cut in written.marks[1:]] + [end_of(written)]
+    runs: list[dict[int, Cut]] = [{}]  # of each pass over the messages: where it wrote something
+    last = -1
+    for (index, cut), end in zip(written.marks, bounds, strict=True):
+        if index <= last:
+            runs.append({})
+        if end > cut:
+            runs[-1].setdefault(index, cut)
+        last = index
+    # A template may look at all messages before it writes them, and write something in between.
+    starts = max(reversed(runs), key=len)
+    if not starts:
+        raise Dropped("no_turns")
+    ordered = list(starts)
+    turns: list[Turn] = []
+    waiting: list[int] = []
+    first = starts[ordered[0]]
+    early = {
+        index
+        for index in range(ordered[0])
+        if any(_is_of(piece, index) for piece in written.pieces[: first[0] + bool(first[1])])
+    }
+    if early:  # written before the loop
+        turns.append(Turn(messages=tuple(range(ordered[0])), start=(0, 0)))
+    for index in range(ordered[0] if early else 0, len(roles)):
+        waiting.append(index)
+        if index not in starts:
+            continue
+        turns.append(Turn(messages=tuple(waiting), start=starts[index]))
+        waiting = []
+    if waiting:
+        raise Dropped("content_changed")
+    if bos and turns[0].start == (0, 0) and written.pieces[0].startswith(bos):
+        start = (1, 0) if written.pieces[0] == bos else (0, len(bos))
+        turns[0] = Turn(messages=turns[0].messages, start=start)
+    return turns
+
+
+def _is_of(piece: str, index: int) -> bool:
+    return isinstance(piece, TracedText) and f"m[{index}]" in piece._source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """One conversation to lay out."""
+
+    trace: Trace
+    write: Callable[[int, bool], Written]  # the first so many messages, with the prompt or without
+    messages: Sequence[Mapping[str, Any]]
+    checked: Sequence[CheckedMessage]
+    num_tools: int
+    trained: BoolArray  # (messages,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What does not depend on the conversation."""
+
+    bos: str
+    opening: str
+    literals: re.Pattern[str]
+    markers: Mapping[str, int]
+    end_ids: frozenset[int]
+    closing: frozenset[int]
+    has_blocks: bool
+    train_ends: bool
+
+
+def lay_out(talk: Talk, rules: Rules) -> Layout:
+    """Where everything is; Dropped if that cannot be shown."""
+    whole = talk.write(len(talk.messages), False)
+    items = Items(whole, rules.literals, rules.markers)
+    roles = [message.role for message in talk.checked]
+    turns = may_merge(find_turns(whole, roles, rules.bos), whole, items, roles)
+    sources = "\n".join(piece._source for piece in whole.pieces if isinstance(piece, TracedText))
+    if any(f"t[{n}]" not in sources and "json(t" not in sources for n in range(talk.num_tools)):
+        raise Dropped("no_place_for_tools")
+    stops = [*(turn.start for turn in turns[1:]), end_of(whole)]
+    blocks = _blocks(whole, turns, stops, roles)
+    spans: list[TrainedSpan] = []
+    for number, (turn, stop) in enumerate(zip(turns, stops, strict=True)):
+        is_trained = talk.trained[list(turn.messages)]
+        if is_trained.any() != is_trained.all():
+            raise Dropped("mixed_train")
+        bounds = items.position(turn.start), items.position(stop)
+        found = [bounds]
+        if is_trained.all():
+            if roles[turn.messages[-1]] == ASSISTANT and rules.has_blocks:
+                found = [
+                    (items.position(one), items.position(two))
+                    for one, two in blocks.get(number, ())
+                ]
+                if not found:
+                    raise Dropped("mask_disagrees")
+                run, _ = end_of_turn(items, *bounds, rules)
+                spans += [
+                    TrainedSpan(one, two if rules.train_ends else min(two, run))
+                    for one, two in found
+                    if rules.train_ends or one < run
+                ]
+            else:
+                words = _start_of_words(talk, rules, whole, items, turn)
+                run, after = end_of_turn(items, words, bounds[1], rules)
+                _check_same_when_last(talk, whole, items, turn, after)
+                found = [(words, run)]
+                spans.append(TrainedSpan(words, after if rules.train_ends else run))
+        is_needed = bool(is_trained.all()) or roles[turn.messages[-1]] != ASSISTANT
+        _check_turn(talk, items, turn, bounds, found, is_needed)
+    if not spans:
+        raise Dropped("nothing_trained")
+    return Layout(
+        items=items.items,
+        markers=rules.markers,
+        turn_starts=[items.position(turn.start) for turn in turns],
+        turn_roles=[roles[turn.messages[-1]] for turn in turns],
+        trained=spans,
+    )
+
+
+def _blocks(
+    whole: Written, turns: Sequence[Turn], stops: Sequence[Cut], roles: Sequence[int]
+) -> dict[int, list[tuple[Cut, Cut]]]:
+    """The generation blocks of each turn; only an assistant's turn may have some."""
+    found: dict[int, list[tuple[Cut, Cut]]] = {}
+    opened: list[Cut] = []
+    for opens, cut in whole.edges:
+        if opens:
+            opened.append(cut)
+            continue
+        start = opened.pop()
+        if opened or start == cut:  # inside another one, or empty
+            continue
+        number = next((n for n, turn in enumerate(turns) if turn.start <= start < stops[n]), None)
+        if number is None or cut > stops[number] or roles[turns[number].messages[-1]] != ASSISTANT:
+            raise Dropped("trains_others")
+        found.setdefault(number, []).append((start, cut))
+    return found
+
+
+def _start_of_words(
+    talk: Talk, rules: Rules, whole: Written, items: Items, turn: Turn
+) -> ItemPosition:
+    """Where a trained turn starts to be trained: after the prompt that it answers."""
+    index = turn.messages[-1]
+    if talk.checked[index].role != ASSISTANT:
+        # Other turns are trained from the first of their words.
+        for number, piece in enumerate(whole.pieces):
+            if (number, 0) >= turn.start and any(_is_of(piece, at) for at in turn.messages):
+                return items.position((number, 0))
+        raise Dropped("content_changed")
+    if index == 0:
+        first, at = turn.start
+        if not whole.pieces[first][at:].startswith(rules.opening):
+            raise Dropped("template_refuses")
+        return items.position((first, at + len(rules.opening)))
+    prompt = talk.write(index, True)
+    cut = end_as_prefix(prompt, whole)
+    if cut is None:
+        differs = common_end(whole, prompt)
+        raise Dropped("prefix_changes" if differs < turn.start else "prompt_changes")
+    return items.position(cut)
+
+
+def _check_same_when_last(
+    talk: Talk, whole: Written, items: Items, turn: Turn, after: ItemPosition
+) -> None:
+    """A trained turn is written the same when nothing follows it: as it would be generated."""
+    index = turn.messages[-1]
+    if index + 1 < len(talk.messages) and talk.checked[index].role == ASSISTANT:
+        last = talk.write(index + 1, False)
+        if common_end(whole, last) < items.cut(after):
+            raise Dropped("prefix_changes")
+
+
+def end_of_turn(
+    items: Items, start: ItemPosition, stop: ItemPosition, rules: Rules
+) -> tuple[ItemPosition, ItemPosition]:
+    """Where the last run of end markers starts and stops that closes a turn."""
+    runs: list[tuple[int, int]] = []
+    for number in range(start.item + bool(start.prefix), stop.item):
+        item = items.items[number]
+        if isinstance(item, int) and item in rules.end_ids:
+            if runs and runs[-1][1] == number:
+                runs[-1] = (runs[-1][0], number + 1)
+            else:
+                runs.append((number, number + 1))
+    closed = [run for run in runs if any(items.items[at] in rules.closing for at in range(*run))]
+    for run in (closed or runs)[-1:]:
+        return ItemPosition(run[0]), ItemPosition(run[1])
+    last = items.last_text(start, stop)
+    return last, (stop if rules.train_ends else last)
+
+
+def _check_turn(
+    talk: Talk,
+    items: Items,
+    turn: Turn,
+    bounds: tuple[ItemPosition, ItemPosition],
+    parts: Sequence[tuple[ItemPosition, ItemPosition]],
+    is_needed: bool,
+) -> None:
+    """Every message of a turn is whole in these parts of it; otherwise Dropped.
+
+    A text that was stripped, or written as a JSON string, is whole. One that was changed otherwise
+    is looked for. is_needed: reasoning and calls, too; templates leave them out of the past.
+    """
+    texts = [text for part in parts for text in items.texts(*part)]
+    whole = {text._origin for text in texts}
+    sources = "\n".join(text._source for text in texts)
+    everywhere = "\n".join(text._source for text in items.texts(*bounds))
+    written = " + ".join(filter(None, (items.source(*part) for part in parts))) or "''"
+
+    def missing(names: Sequence[str], reason: str) -> Dropped:
+        return Dropped("mask_disagrees" if any(n in everywhere for n in names) else reason)
+
+    for index in turn.messages:
+        message, fields = talk.checked[index], talk.messages[index]
+        keys = [(["content"], message.text, "content_changed")]
+        if is_needed:
+            reasoning = ["reasoning_content", "thinking", "reasoning"]
+            keys.append((reasoning, message.reasoning, "no_place_for_reasoning"))
+        for key, words, reason in keys:
+            names = [f"m[{index}][{one!r}]" for one in key]
+            if not words or whole & set(names):
+                continue
+            if not talk.trace.ask(f"bool({names[0]}.strip())", bool(words.strip())):
+                continue
+            if not any(name in sources for name in names):
+                raise missing(names, reason)
+            there = words.strip() in items.said(parts)
+            if not talk.trace.ask(f"{names[0]}.strip() in {written}", there):
+                raise Dropped("content_changed")
+        if message.text is None and message.role == ASSISTANT:
+            literals = [one for part in parts for one in items.fragments(*part)]
+            if any(not isinstance(one, TracedText) and "None" in one for one in literals):
+                raise Dropped("content_changed")
+        for number, call in enumerate(fields.get("tool_calls") or () if is_needed else ()):
+            base = f"m[{index}]['tool_calls']"
+            outer = [f"json({base}", f"json({base}[{number}]"]
+            inner = f"{base}[{number}]['function']" if "function" in call else f"{base}[{number}]"
+            arguments = call.get("function", call).get("arguments")
+            for one in ("name", "arguments") if arguments else ("name",):
+                places = [f"{inner}[{one!r}]", f"json({inner}", *outer]
+                if not any(place in sources for place in places):
+                    raise missing(places, "no_place_for_tool_calls")
+
+
+def may_merge(
+    turns: Sequence[Turn], whole: Written, items: Items, roles: Sequence[int]
+) -> list[Turn]:
+    """Turns that open with a marker or at least say something: a tool's result that does not open
+    with one belongs to the turn before it, and a turn of nothing to the one after it."""
+    found: list[Turn] = []
+    for turn in turns:
+        position = items.position(turn.start)
+        item = items.items[position.item] if position.item < len(items.items) else None
+        opens = not position.prefix and isinstance(item, int)
+        is_tool = roles[turn.messages[-1]] == TOOL
+        if found and is_tool and not opens and roles[found[-1].messages[-1]] == TOOL:
+            last = found.pop()
+            turn = Turn(messages=(*last.messages, *turn.messages), start=last.start)
+        elif found and not any(
+            whole.pieces[found[-1].start[0] : turn.start[0] + bool(turn.start[1])]
+        ):
+            turn = Turn(messages=(*found.pop().messages, *turn.messages), start=turn.start)
+        found.append(turn)
+    return found
