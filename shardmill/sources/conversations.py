@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, cast
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
-from shardmill.messages import normal_role
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, Drop
 from shardmill.sources.batches import (
     DEFAULT_LIMITS,
@@ -51,7 +50,7 @@ from shardmill.sources.source import (
     cut_inputs,
     each_input,
 )
-from shardmill.sources.turns import ReadRules, begins_with_think, kinds_of, renamed
+from shardmill.sources.turns import ReadRules, kinds_of, missing_options, renamed
 from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
 from shardmill.storage.hub import HubFile, HubSplit
 
@@ -59,8 +58,8 @@ logger = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 512 * 2**20
 """Of text, when the rows of a tree are not together."""
-_LOOK_ROWS = 20
-"""At the start of the input, to find the shape and options that are missing."""
+_LOOK_ROWS, _LOOK_BYTES = 20, 2**16
+"""Of the start of the input, to see which options are missing."""
 _TURN_OPTIONS = dict.fromkeys(("messages_field", "role_field", "content_field", "role_map"), ...)
 
 
@@ -267,6 +266,7 @@ class ChatSource(NamedSource):
         self._inputs = tuple(inputs)
         self._named = None if shape is None else shape_named(shape)
         self._rules = rules or ReadRules()
+        self._is_renamed = bool(self._rules.names)
         if self._named is not None:
             self._check_rules(self._named)
         self._on_bad = on_bad
@@ -411,8 +411,7 @@ class ChatSource(NamedSource):
         if shape is None or shape.is_part_of_tree:
             return
         with suppress(SourceError):  # raised again when these rows are read
-            first += islice(rows, _LOOK_ROWS)
-        self._warn(first, shape)
+            self._warn(chain(first, islice(rows, _LOOK_ROWS)), shape)
 
     def _shape_of(self, number: int, row: InputRow) -> ConversationShape:
         """The shape of the first row."""
@@ -438,30 +437,22 @@ class ChatSource(NamedSource):
 
     def _warn(self, rows: Iterable[tuple[int, InputRow]], shape: ConversationShape) -> None:
         """Say once which options the first rows seem to need."""
-        waiting = {"role", "think"} - ({"think"} if self._rules.split_think else set())
+        said: set[str] = set()
+        num_bytes = 0
         for number, row in rows:
             try:
                 items = list(self._items(row, shape))
             except BadRowError:
                 continue
-            chats = (item for item in items if isinstance(item, Conversation))
-            for message in chain.from_iterable(chat.messages for chat in chats):
-                role = message.get("role")
-                if "role" in waiting and isinstance(role, str) and normal_role(role) is None:
-                    waiting.discard("role")
-                    logger.warning(
-                        "%s: the role %r is unknown, and a conversation with it is left out; say "
-                        "which one it means with role_map (--role-map)",
-                        self._inputs[number].where(row),
-                        role[:40],
-                    )
-                if "think" in waiting and begins_with_think(message):
-                    waiting.discard("think")
-                    logger.warning(
-                        "%s: an assistant's text begins with <think>, which stays text; to read "
-                        "it as reasoning, pass split_think=True (--split-think)",
-                        self._inputs[number].where(row),
-                    )
+            for chat in items:
+                if isinstance(chat, Conversation):
+                    num_bytes += text_bytes(chat)
+                    for option, problem in missing_options(chat.messages, self._rules):
+                        if option not in said:
+                            logger.warning("%s: %s", self._inputs[number].where(row), problem)
+                            said.add(option)
+            if num_bytes > _LOOK_BYTES:
+                break
 
     def _items(
         self, row: InputRow, shape: ConversationShape
@@ -471,7 +462,7 @@ class ChatSource(NamedSource):
             raise row.value
         if row.value is None:
             return ()
-        value = renamed(row.value, self._rules)
+        value = renamed(row.value, self._rules) if self._is_renamed else row.value
         if self._named is None:
             check_best(value, shape)
         return shape.read(value, row.id, self._rules, row.row)

@@ -9,7 +9,7 @@ CR LF becomes LF in what is said and thought; in the arguments of a call it stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,10 +69,28 @@ class ReadRules(TreeRules):
         return always | given | ({"split_think": True} if self.split_think else {})
 
 
+def missing_options(
+    messages: Sequence[Mapping[str, Any]], rules: ReadRules
+) -> Iterator[tuple[str, str]]:
+    """The options that messages seem to need, each with a sentence that says why."""
+    for message in messages:
+        role = message.get("role")
+        if isinstance(role, str) and normal_role(role) is None:
+            yield (
+                "role_map",
+                f"the role {role!r:.40} is unknown, and a conversation with it is left out; say "
+                "which one it means with role_map (--role-map)",
+            )
+        if not rules.split_think and begins_with_think(message):
+            yield (
+                "split_think",
+                f"an assistant's text begins with {THINK}, which stays text; to read it as "
+                "reasoning, pass split_think=True (--split-think)",
+            )
+
+
 def renamed(row: Object, rules: ReadRules) -> Object:
     """The row with the column, keys and roles that the shapes know."""
-    if not rules.names:
-        return row
     name = rules.messages_field
     if name is not None:
         turns = row.get(name)
@@ -175,11 +193,11 @@ def calls_in(value: object) -> list[Object]:
 
 def _call(call: object) -> Object:
     """One call in the form {"type": "function", "function": {"name", "arguments"}}."""
-    if isinstance(call, dict) and isinstance(call.get("function"), dict):
-        return call
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+        return dict(call)
+    if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         raise Dropped("bad_tool_call")
-    return {"type": "function", "function": call}
+    return {"type": "function", "function": dict(call)}
 
 
 def kinds_of(row: Object) -> str:
@@ -199,7 +217,7 @@ def _kind_inside(value: object) -> str:
     return f"a list that begins with an object of {keys or 'no keys'}"
 
 
-def begins_with_think(message: Message) -> bool:
+def begins_with_think(message: Mapping[str, Any]) -> bool:
     """Whether an assistant's text begins with <think>."""
     content = message.get("content")
     return (
