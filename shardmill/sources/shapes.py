@@ -68,8 +68,10 @@ _SHAREGPT_ROLES |= {
     "observation": "tool",
     "function_response": "tool",
 }
-_KEPT = ("name", "train", "weight", "reasoning_content", "thinking", "reasoning")
-_KEPT += ("tool_calls", "function_call", "tool_call_id")
+_KEPT = (
+    *("name", "train", "weight", "reasoning_content", "thinking", "reasoning"),
+    *("tool_calls", "function_call", "tool_call_id"),
+)
 """Further keys of a ShareGPT turn that are kept, as in `messages`."""
 
 

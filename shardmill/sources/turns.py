@@ -175,8 +175,9 @@ def _from_parts(parts: Sequence[object]) -> tuple[str, str | None, list[Object]]
             if order < last:
                 raise Dropped("part_order")
             last = order
-        is_words = kind != "tool_call" and isinstance(value, str)
-        found[kind].append(unix_lines(value) if is_words else value)
+        if kind != "tool_call" and isinstance(value, str):
+            value = unix_lines(value)
+        found[kind].append(value)
     calls = [call for value in found["tool_call"] for call in calls_in(value)]
     text = "".join(found["text"]) if found["text"] or not calls else None
     return "".join(found["reasoning"]), text, calls

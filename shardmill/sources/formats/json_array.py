@@ -241,7 +241,7 @@ class _Edges:
         depth   1    2    1 0  1    0-1
         found              ^          ^
         """
-        kinds = _KINDS[np.frombuffer(block, np.uint8)[begin:]]
+        kinds: IntArray = _KINDS[np.frombuffer(block, np.uint8)[begin:]]
         at = np.flatnonzero(kinds)
         size, kinds = len(kinds), kinds[at]
         if self._is_escaped or (kinds == _ESCAPE).any():
