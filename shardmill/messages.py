@@ -75,7 +75,8 @@ def read_part(part: object) -> tuple[PartKind, object]:
     if kind is None:
         media = (f"{one}_part" for one in _MEDIA if isinstance(name, str) and one in name.lower())
         raise Dropped(next(media, "content_part_not_text"))
-    found = [part[key] for key in {"text", "value", name} if part.get(key) is not None]
+    given = [part[key] for key in {"text", "value", name} if part.get(key) is not None]
+    found = [value for value in given if value != ""] or given
     if not found or any(value != found[0] for value in found):
         raise Dropped("content_part_not_text")
     if kind != "tool_call" and not isinstance(found[0], str):

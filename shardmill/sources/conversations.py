@@ -440,6 +440,8 @@ class ChatSource(NamedSource):
         said: set[str] = set()
         num_bytes = 0
         for number, row in rows:
+            if row.value is None:
+                continue
             try:
                 items = list(self._items(row, shape))
             except BadRowError:
@@ -458,11 +460,12 @@ class ChatSource(NamedSource):
         self, row: InputRow, shape: ConversationShape
     ) -> Iterable[Conversation | Drop | TreeRow]:
         """What a row gives; BadRowError when it does not fit."""
-        if isinstance(row.value, BadRowError):
-            raise row.value
-        if row.value is None:
-            return ()
-        value = renamed(row.value, self._rules) if self._is_renamed else row.value
+        value = row.value
+        if isinstance(value, BadRowError):
+            raise value
+        assert value is not None, "rows that were passed give nothing"
+        if self._is_renamed:
+            value = renamed(value, self._rules)
         if self._named is None:
             check_best(value, shape)
         return shape.read(value, row.id, self._rules, row.row)

@@ -167,11 +167,14 @@ def _from_sharegpt(turn: Message, number: int) -> Message:
         )
     role = _SHAREGPT_ROLES.get(speaker.lower(), speaker)
     message: Message = {"role": role, "content": value}
-    message |= {key: turn[key] for key in _KEPT if turn.get(key) is not None}
-    calls = _calls(value) if speaker.lower() == "function_call" and value else []
-    if calls and message.get("tool_calls"):
-        raise Dropped("two_tool_calls")
-    return tidied(message | ({"tool_calls": calls, "content": None} if calls else {}))
+    if len(turn) > 2:
+        message |= {key: turn[key] for key in _KEPT if turn.get(key) is not None}
+    calls = _calls(value) if value and speaker.lower() == "function_call" else []
+    if calls:
+        if message.get("tool_calls"):
+            raise Dropped("two_tool_calls")
+        message |= {"tool_calls": calls, "content": None}
+    return tidied(message)
 
 
 def _calls(value: str) -> list[Object]:
@@ -233,7 +236,9 @@ def _said_in(entry: object, number: int) -> list[Message]:
         if "from" in entry:
             return [_from_sharegpt(entry, number)]
         if _is_exchange_or_turn(entry):
-            return _last_pair(entry, _ASKED, _SAID)
+            asked, answer = _last_pair(entry, _ASKED, _SAID)
+            more = {key: entry[key] for key in _KEPT if entry.get(key) is not None}
+            return [asked, tidied(answer | more)]  # whatever was thought or called is the answer's
     if not isinstance(entry, list) or not _is_pair(entry):
         raise BadRowError(
             "bad_message",
@@ -311,16 +316,19 @@ def _one(read: Callable[[Object], list[Message]]) -> Reader:
         row: Object, row_id: str, rules: ReadRules, number: int | None
     ) -> Iterable[Conversation | Drop]:
         own = _own_id(row)
-        id, at = (row_id, number) if own is None else (own, None)
         try:
             messages = _with_system(row, read(row))
             if rules.split_think:
                 messages = list(map(with_split_think, messages))
         except Dropped as why:
-            return (Drop(id=id, reason=str(why), row=at),)
+            return (Drop(id=own or row_id, reason=str(why), row=None if own else number),)
         return (
             Conversation(
-                messages=messages, tools=_tools_of(row), id=id, row=at, group=_group_of(row)
+                messages=messages,
+                tools=_tools_of(row),
+                id=own or row_id,
+                row=None if own else number,
+                group=_group_of(row),
             ),
         )
 

@@ -58,6 +58,7 @@ def said(**turn: Any) -> Turn:
         (said(content=[{"type": "text", "value": "yo"}]), said()),
         (said(content=[{"type": "text", "text": None, "value": "yo"}]), said()),
         (said(content=[{"type": "text", "text": "yo", "value": "yo"}]), said()),
+        (said(content=[{"type": "text", "text": "", "value": "yo"}]), said()),
         (said(content=[{"type": "text", "text": "y"}, {"type": "text", "value": "o"}]), said()),
         (said(content=[{"type": "text", "text": "y\r\n"}]), said(content="y\n")),
         (said(content=[]), said(content="")),
@@ -257,6 +258,10 @@ def test_names_of_columns_keys_and_roles_can_be_given(tmp_path: Path) -> None:
         ([{"user": "hi", "assistant": "yo"}], HI),
         ([{"human": "hi", "bot": "yo"}], HI),
         ([{"question": "hi", "answer": "yo"}], HI),
+        (
+            [{"user": "hi", "assistant": "yo", "thinking": "hm", "function_call": CALL}],
+            [HI[0], said(reasoning_content="hm", tool_calls=[CALLED])],
+        ),
         (HI, HI),
         ([{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}], HI),
         ([["hi", "yo"], {"user": "hi", "bot": "yo"}, *HI], [*HI, *HI, *HI]),
