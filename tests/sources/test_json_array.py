@@ -108,6 +108,18 @@ def test_a_list_in_an_object_holds_rows_unless_the_object_is_a_row(
     assert answers(write(tmp_path / "a.json", value, indent=indent)) == ["b"] * wanted
 
 
+@pytest.mark.parametrize(
+    "row", [{"messages": TALK}, {"history": [{"user": "a", "assistant": "b"}]}, {"messages": []}]
+)
+def test_the_turns_of_one_row_over_many_lines_are_not_taken_for_rows(
+    tmp_path: Path, row: Any
+) -> None:
+    path = write(tmp_path / "a.json", row, indent=1)
+    with pytest.raises(SourceError, match=r"a\.json:1: broken JSON"):
+        answers(path)
+    assert open_chats(write(path, [row], indent=1)).describe()["shape"] in row
+
+
 def test_lines_of_objects_stay_lines(tmp_path: Path) -> None:
     lines = json.dumps({"data": [{"x": 1}], **ROW}) + "\n" + json.dumps(ROW)
     assert answers(write(tmp_path / "a.json", lines)) == ["b", "b"]
