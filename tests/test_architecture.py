@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 GROUND = {
     "records",
+    "messages",
     "protocols",
     "errors",
     "arguments",
@@ -26,6 +27,7 @@ CORE = {"sources", "tokenizers", "chat", "packing", "sampling", "store", "buildi
 # package -> packages of shardmill it may import. Lazy imports count.
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
+    "messages": set(),
     "urls": set(),
     "lazy": set(),
     "threads": {"errors"},

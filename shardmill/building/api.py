@@ -44,7 +44,8 @@ OnBad = Literal["error", "skip"]
 _DOCUMENTS_ONLY = (
     *("field", "val_tokens", "max_tokens", "dtype", "append_eot", "engine_check", "append"),
 )
-_CHATS_ONLY = ("shape", "train_on", "train_on_eot")
+_READ_RULES = ("messages_field", "role_field", "content_field", "role_map", "split_think")
+_CHATS_ONLY = ("shape", *_READ_RULES, "train_on", "train_on_eot")
 _FIELD_ROWS = 1000
 """How many rows are read to list the fields there are."""
 
@@ -84,6 +85,11 @@ def build(
     append: bool = False,
     # conversations only
     shape: str | None = None,
+    messages_field: str | None = None,
+    role_field: str | None = None,
+    content_field: str | None = None,
+    role_map: Mapping[str, str] | None = None,
+    split_think: bool = False,
     train_on: TrainOn = "assistant",
     train_on_eot: bool = True,
 ) -> BuildReport:
@@ -109,10 +115,13 @@ def build(
     With `seed` the files are read in an order drawn from it. `append` adds new files to a finished
     store.
 
-    Conversations: `shape` names the form of the records (default: found in the first one).
-    `train_on` says which turns carry loss.
+    Conversations: `shape` names the form of the records (default: found in the first one),
+    `messages_field` their column of turns, `role_field` and `content_field` the keys of a turn, and
+    `role_map` what the file's names of roles mean. With `split_think`, <think>...</think> before an
+    assistant's words is its reasoning. `train_on` says which turns carry loss.
     """
-    _refuse_other_kind(locals())
+    given = locals()
+    _refuse_other_kind(given)
     work = workplace_at(out, scratch)
     _check_target(work, report, may_exist=resume or overwrite)
     specials = {**(special or {}), **({"eot": eot} if eot else {})} or None
@@ -155,7 +164,8 @@ def build(
             **how,
         )
     else:
-        source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error")
+        rules = {key: given[key] for key in _READ_RULES if given[key]}
+        source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error", **rules)
         opened, chosen, any_encoder = open_template(template, tokenizer, specials)
         run = partial(
             build_chats,

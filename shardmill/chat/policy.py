@@ -2,7 +2,8 @@
 
 A conversation becomes checked messages, or is dropped with one of `REASONS`. Nothing is trimmed,
 merged or invented. What passes has known roles, text that can be written in UTF-8, and boolean
-train flags. Tool calls and tool definitions become JSON text: a call is
+train flags. Other ways to write a message (reasoning or calls as parts of the content, ...) are
+those of files, and a source reads them. Tool calls and tool definitions become JSON text: a call is
 {"name": ..., "arguments": ...} for both usual shapes (bare, or inside "function"), and arguments
 that came as JSON text stay unchanged. Ids and types of calls are left out, since no template made
 of tokens writes them.
@@ -21,6 +22,10 @@ from typing import Literal, Protocol, TypeGuard
 import numpy as np
 
 from shardmill.errors import OptionError
+from shardmill.messages import MESSAGE_REASONS, read_part
+from shardmill.messages import ROLE_NAMES as ROLE_NAMES
+from shardmill.messages import Dropped as Dropped
+from shardmill.messages import normal_role as normal_role
 from shardmill.records import (
     JSON,
     ROLES,
@@ -37,42 +42,18 @@ SYSTEM, USER, ASSISTANT, TOOL = (
     ROLES.index(role) for role in ("system", "user", "assistant", "tool")
 )
 
-ROLE_NAMES: Mapping[str, str] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "prompter": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "ipython": "tool",
-}
-"""Names that datasets use, in lower case -> role."""
-
-
-def normal_role(role: object) -> str | None:
-    """The role that a name means, in any case; None for an unknown name, which is never guessed."""
-    return ROLE_NAMES.get(role.lower()) if isinstance(role, str) else None
-
-
-REASONS = {
+REASONS = MESSAGE_REASONS | {
     "not_a_list": "the conversation is not a list of messages",
     "no_messages": "the list is empty",
     "bad_message": "a message is not an object with role and content",
-    "unknown_role": "a role is not system, user, assistant or tool, nor a known name for one",
+    "unknown_role": "a role is not system, user, assistant or tool, nor a known name for one; say "
+    "what it means with role_map (--role-map)",
     "content_not_text": "a content is neither text nor null beside tool calls",
-    "content_part_not_text": "a part of a content is not text (an image, audio, ...)",
-    "reasoning_not_text": "a reasoning_content is not a string",
     "not_the_assistants": "tool calls or reasoning in a message that is not the assistant's",
-    "bad_tool_call": "a tool call has no name, or arguments that are not a JSON object",
     "bad_tools": "the tools are not a list of JSON objects",
-    "unread_key": "a message has a key that no template writes: function_call (use tool_calls), "
-    "reasoning or thinking (use reasoning_content), a weight that is not 1 (use train)",
+    "unread_key": "a message has a key that no template writes: a weight that is not 1 (use "
+    "train); or, in a conversation that no source read, function_call (use tool_calls), reasoning "
+    "or thinking (use reasoning_content)",
     "bad_train_flag": 'a "train" is neither true nor false',
     "invalid_unicode": "a text holds a lone surrogate, which UTF-8 cannot write",
     "no_assistant": "no message is the assistant's, so nothing could be trained",
@@ -99,10 +80,6 @@ REASONS = {
 }
 """Reason code -> sentence: what is wrong with the messages, what no template or this one writes,
 and what a Jinja template did with them."""
-
-
-class Dropped(Exception):
-    """Why a conversation cannot be rendered: its text is one of `REASONS`."""
 
 
 def is_object(value: object) -> TypeGuard[Mapping[str, object]]:
@@ -237,10 +214,10 @@ def _check_message(message: object) -> CheckedMessage:
 
 
 def _part_text(part: object) -> str:
-    text = part.get("text") if is_object(part) and part.get("type") == "text" else None
-    if not isinstance(text, str):
+    kind, text = read_part(part)
+    if kind != "text":  # a source puts the others into keys of their own
         raise Dropped("content_part_not_text")
-    return text
+    return str(text)
 
 
 # Which turns are trained.

@@ -45,6 +45,10 @@ TokenizerName = Annotated[str, "'byte', a .model file, a tokenizer.json, a folde
 Special = Annotated[
     list[str] | None, "NAME=STRING, once per special token that the tokenizer does not name."
 ]
+RoleMap = Annotated[
+    str | None,
+    "NAME=ROLE,NAME=ROLE: what the file's names of roles mean, as human=user,ai=assistant.",
+]
 Split = Annotated[str | None, "Default: 'train'.", complete_split]
 SplitOfStore = Annotated[str, "Of the store.", complete_split]
 Field = Annotated[str | None, "Field that holds the text."]
@@ -59,6 +63,19 @@ def parse_special(items: list[str] | None) -> dict[str, str] | None:
         if not (name and equals and text) or name in found:
             raise OptionError(f"--special {item!r}: wanted NAME=STRING, each name once")
         found[name] = text
+    return found or None
+
+
+def parse_role_map(text: str | None) -> dict[str, str] | None:
+    """ "human=user,ai=assistant" as a dict; None when none was given."""
+    found: dict[str, str] = {}
+    for item in (text or "").split(",") if text is not None else ():
+        name, equals, role = (part.strip() for part in item.rpartition("="))
+        if not (name and equals and role) or name in found:
+            raise OptionError(
+                "{role_map}: wanted NAME=ROLE,NAME=ROLE, each name once", role_map=text
+            )
+        found[name] = role
     return found or None
 
 

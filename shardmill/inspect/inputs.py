@@ -9,7 +9,7 @@ files of several stores in the folders that were named.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -31,6 +31,7 @@ from shardmill.sources import (
 from shardmill.sources.append import append_files, only_files
 from shardmill.sources.open import is_hub_dataset
 from shardmill.sources.source import FileSource
+from shardmill.sources.turns import ReadRules
 from shardmill.storage.files import InputFile, describe_difference, has_content, list_files
 from shardmill.store import Manifest
 from shardmill.urls import Url
@@ -41,7 +42,8 @@ OpenInputs: TypeAlias = Callable[[], Inputs]
 _Recorded: TypeAlias = dict[str, Any]  # a source or a file, as a manifest describes it
 
 _MOST_FILES, _MOST_STORES = 3, 8  # in a message
-_OPTIONS = ("field", "on_bad", "split", "shape", "lang", "skip_deleted")
+_RULES = tuple(one.name for one in fields(ReadRules))
+_OPTIONS = ("field", "on_bad", "split", "shape", *_RULES)
 """Those facts of a source with which it is opened."""
 _HUB_OPTIONS = ("name", "config", "split", "field", "revision")
 _READERS: dict[str, Callable[..., Any]] = {
@@ -70,6 +72,12 @@ def matched_inputs(manifest: Manifest, inputs: Inputs) -> list[AnySource]:
             "give one for each, in this order"
         )
     return [_matched(source, one) for source, one in zip(given, recorded, strict=True)]
+
+
+def recorded_rules(recorded: Sequence[_Recorded]) -> dict[str, Any]:
+    """How the files of the conversations of a store were read, for `open_chats`."""
+    first = recorded[0] if recorded else {}
+    return {key: first[key] for key in _RULES if first.get(key)}
 
 
 def _hub_source(recorded: _Recorded) -> Source:

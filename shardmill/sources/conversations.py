@@ -3,7 +3,8 @@
 The shape is named by the caller, or is that of the first readable row, which is logged and stored
 in `describe`. Every row fits the shape or is an error, or with on_bad="skip" a drop. A shape that
 was found is strict: a later row that an earlier shape of the list would claim does not fit.
-`num_read` counts conversations and drops, not rows: a tree of messages counts once per thread.
+A turn that cannot become a message makes its conversation a drop, whatever on_bad says. `num_read`
+counts conversations and drops, not rows: a tree of messages counts once per thread.
 A source is cut as one of documents is, except that the rows of a tree stay together. Whether a
 conversation makes sense is decided by the `chat` package.
 """
@@ -12,10 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
-from dataclasses import asdict
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import Any, NamedTuple, cast
 
 from shardmill.arguments import whole_number
@@ -30,10 +31,10 @@ from shardmill.sources.batches import (
     runs,
     utf8_bytes,
 )
-from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
+from shardmill.sources.formats.jsonl import OnBad, check_on_bad
 from shardmill.sources.formats.parquet import ParquetFormat, without_nulls
 from shardmill.sources.hub import hub_rows, stored_rows
-from shardmill.sources.message_trees import TreeRow, TreeRules, threads
+from shardmill.sources.message_trees import TreeRow, threads
 from shardmill.sources.shapes import (
     ConversationShape,
     check_best,
@@ -49,6 +50,7 @@ from shardmill.sources.source import (
     cut_inputs,
     each_input,
 )
+from shardmill.sources.turns import ReadRules, kinds_of, missing_options, renamed
 from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
 from shardmill.storage.hub import HubFile, HubSplit
 
@@ -56,7 +58,9 @@ logger = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 512 * 2**20
 """Of text, when the rows of a tree are not together."""
-_NUM_KEYS = 20
+_LOOK_ROWS, _LOOK_BYTES = 20, 2**16
+"""Of the start of the input, to see which options are missing."""
+_TURN_OPTIONS = dict.fromkeys(("messages_field", "role_field", "content_field", "role_map"), ...)
 
 
 class HubRows(RowFormat):
@@ -253,7 +257,7 @@ class ChatSource(NamedSource):
         *,
         name: str,
         shape: str | None = None,
-        rules: TreeRules | None = None,
+        rules: ReadRules | None = None,
         on_bad: OnBad = "error",
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
@@ -261,11 +265,13 @@ class ChatSource(NamedSource):
         super().__init__(name, limits)
         self._inputs = tuple(inputs)
         self._named = None if shape is None else shape_named(shape)
-        self._rules = rules or TreeRules()
+        self._rules = rules or ReadRules()
+        self._is_renamed = bool(self._rules.names)
         if self._named is not None:
             self._check_rules(self._named)
         self._on_bad = on_bad
         self._found: ConversationShape | None = None
+        self._has_looked = False
         self._description: dict[str, JSON] | None = None
 
     def describe(self) -> dict[str, JSON]:
@@ -280,7 +286,7 @@ class ChatSource(NamedSource):
                 "shape": None if shape is None else shape.name,
                 "shape_is_named": self._named is not None,  # a found shape is stricter
                 "on_bad": self._on_bad,
-                **asdict(self._rules),
+                **self._rules.described(),
                 "inputs": [
                     _part(next(prints) if isinstance(file, InputFile) else file.describe(), format)
                     for file, format in self._inputs
@@ -382,34 +388,104 @@ class ChatSource(NamedSource):
 
     def _shape(self) -> ConversationShape | None:
         """The shape named, else found once; None when no row can be read."""
-        if self._named is not None or self._found is not None:
-            return self._named or self._found
-        for number, row in self._rows(ChatCursor(0, None)):
-            if isinstance(row.value, BadRowError):
-                self._drop(number, row, row.value)  # an error, or the next row
-            if not isinstance(row.value, dict):
+        if not self._has_looked:
+            self._look()
+            self._has_looked = True
+        return self._named or self._found
+
+    def _look(self) -> None:
+        """Find the shape in the first row that can be read, and what the first rows lack."""
+        rows = self._rows(ChatCursor(0, None))
+        first: list[tuple[int, InputRow]] = []
+        if self._named is None:
+            for number, row in rows:
+                if isinstance(row.value, BadRowError):
+                    self._drop(number, row, row.value)  # an error, or the next row
+                if isinstance(row.value, dict):
+                    self._found = self._shape_of(number, row)
+                    first.append((number, row))
+                    break
+        elif any(isinstance(file, HubSplit) for file, _ in self._inputs):
+            return  # to open a stream only for this takes too long
+        shape = self._named or self._found
+        if shape is None or shape.is_part_of_tree:
+            return
+        with suppress(SourceError):  # raised again when these rows are read
+            self._warn(chain(first, islice(rows, _LOOK_ROWS)), shape)
+
+    def _shape_of(self, number: int, row: InputRow) -> ConversationShape:
+        """The shape of the first row."""
+        assert isinstance(row.value, dict)
+        where = self._inputs[number].where(row)
+        problem, shape = "no known shape of conversations has these columns", None
+        try:
+            shape = shape_of(renamed(row.value, self._rules))
+        except BadRowError as bad:
+            problem = str(bad)
+        if shape is None:
+            raise SourceError(
+                f"{where}: {problem}; found {kinds_of(row.value)}; say which column holds the "
+                "turns with {messages_field}, which of their keys say who speaks and what with "
+                "{role_field} and {content_field}, which role a name means with {role_map}, or "
+                f"rename the columns, or name one of these with {{shape}}:\n{list_shapes()}",
+                shape=...,
+                **_TURN_OPTIONS,
+            )
+        self._check_rules(shape)
+        logger.info("%s: read as %r (%s)", where, shape.name, shape.keys)
+        return shape
+
+    def _warn(self, rows: Iterable[tuple[int, InputRow]], shape: ConversationShape) -> None:
+        """Say once which options the first rows seem to need."""
+        said: set[str] = set()
+        num_bytes = 0
+        for number, row in rows:
+            if row.value is None:
                 continue
-            where = self._inputs[number].where(row)
-            shape = shape_of(row.value)
-            if shape is None:
-                raise SourceError(
-                    f"{where}: no known shape of conversations has the keys {_keys_of(row.value)}; "
-                    f"rename the columns, or name one of these with {{shape}}:\n{list_shapes()}",
-                    shape=...,
-                )
-            self._check_rules(shape)
-            logger.info("%s: read as %r (%s)", where, shape.name, shape.keys)
-            self._found = shape
-            break
-        return self._found
+            try:
+                items = list(self._items(row, shape))
+            except BadRowError:
+                continue
+            for chat in items:
+                if isinstance(chat, Conversation):
+                    num_bytes += text_bytes(chat)
+                    for option, problem in missing_options(chat.messages, self._rules):
+                        if option not in said:
+                            logger.warning("%s: %s", self._inputs[number].where(row), problem)
+                            said.add(option)
+            if num_bytes > _LOOK_BYTES:
+                break
+
+    def _items(
+        self, row: InputRow, shape: ConversationShape
+    ) -> Iterable[Conversation | Drop | TreeRow]:
+        """What a row gives; BadRowError when it does not fit."""
+        value = row.value
+        if isinstance(value, BadRowError):
+            raise value
+        assert value is not None, "rows that were passed give nothing"
+        if self._is_renamed:
+            value = renamed(value, self._rules)
+        if self._named is None:
+            check_best(value, shape)
+        return shape.read(value, row.id, self._rules, row.row)
 
     def _check_rules(self, shape: ConversationShape) -> None:
-        if self._rules != TreeRules() and not shape.name.startswith("oasst"):
+        rules, is_tree = self._rules, shape.name.startswith("oasst")
+        if not is_tree and (rules.lang is not None or rules.skip_deleted):
             raise OptionError(
                 f"source {self.name!r}: {{lang}} and {{skip_deleted}} are for the oasst shapes, "
                 f"and this is {shape.name!r}, whose messages have neither; leave them out",
                 lang=...,
                 skip_deleted=...,
+            )
+        unused = [] if shape.has_roles else rules.names
+        unused += ["split_think"] if is_tree and rules.split_think else []
+        if unused:
+            named = " and ".join(f"{{{name}}}" for name in unused)
+            raise OptionError(
+                f"source {self.name!r}: {named}: is not for the shape {shape.name!r}; leave it out",
+                **dict.fromkeys(unused, ...),
             )
 
     def _groups(self, start: ChatCursor) -> Iterator[ConversationGroup]:
@@ -429,12 +505,8 @@ class ChatSource(NamedSource):
                 yield ConversationGroup((), end, num_rows=row.num_rows)
                 continue
             try:
-                if isinstance(row.value, BadRowError):
-                    raise row.value
-                assert shape is not None, "without a shape no row can be read"
-                if self._named is None:
-                    check_best(row.value, shape)
-                items = shape.read(row.value, row.id, self._rules, row.row)
+                assert shape is not None or isinstance(row.value, BadRowError), "no row, no shape"
+                items = self._items(row, cast(ConversationShape, shape))
             except BadRowError as bad:
                 drop = self._drop(number, row, bad)
                 yield ConversationGroup((drop,), end, num_rows=row.num_rows)
@@ -458,7 +530,7 @@ class ChatSource(NamedSource):
         if self._on_bad == "skip":
             return Drop(id=row.id, reason=bad.reason, row=row.row)
         where = self._inputs[number].where(row)
-        keys = f"; its keys: {_keys_of(row.value)}" if isinstance(row.value, dict) else ""
+        keys = f"; its keys: {kinds_of(row.value)}" if isinstance(row.value, dict) else ""
         raise SourceError(
             f"{where}: {bad}{keys}; correct the row, name another {{shape}}, or leave such rows "
             "out with {on_bad}",
@@ -471,10 +543,3 @@ def _part(description: JSON, format: RowFormat) -> JSON:
     """Of a file, with the range that is read of it."""
     name = format.range_name.removeprefix(":")
     return {**description, "part": name} if name and isinstance(description, dict) else description
-
-
-def _keys_of(row: Object) -> str:
-    """The keys for an error, however many and long they are."""
-    shown = [f"{key!r:.40}" for key in list(row)[:_NUM_KEYS]]
-    more = f" and {len(row) - _NUM_KEYS:,} more" if len(row) > _NUM_KEYS else ""
-    return (", ".join(shown) or "none") + more

@@ -13,7 +13,8 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from shardmill.errors import SourceError
-from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, TextBatch
+from shardmill.messages import Dropped
+from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, Drop, TextBatch
 from shardmill.sources.batches import (
     DEFAULT_LIMITS,
     BatchLimits,
@@ -26,8 +27,8 @@ from shardmill.sources.batches import (
 )
 from shardmill.sources.conversations import ChatCursor, ConversationGroup, batched
 from shardmill.sources.formats.jsonl import repaired
-from shardmill.sources.shapes import tidied
 from shardmill.sources.source import RowLocation
+from shardmill.sources.turns import tidied
 
 Chat: TypeAlias = Conversation | Sequence[Mapping[str, Any]]
 
@@ -108,7 +109,8 @@ class MemorySource(NamedSource):
 class MemoryChats(NamedSource):
     """Conversations from a list, or from a function that gives a fresh iterable at each call.
 
-    As in files, CR LF becomes LF and half a surrogate pair U+FFFD. A conversation without an id is
+    As in files, a message gets the one form that templates take, CR LF becomes LF and half a
+    surrogate pair U+FFFD. A conversation without an id is
     named by its number, "memory:3".
     """
 
@@ -154,10 +156,11 @@ class MemoryChats(NamedSource):
                 "wanted a Conversation or a list of messages"
             )
         valid = [repaired(dict(message)) for message in messages]
-        read = replace(
-            found,
-            messages=[tidied(message) for message in valid],
-            id=found.id or f"{self.name}:{number}",
-        )
+        id = found.id or f"{self.name}:{number}"
+        end = ChatCursor(0, number + 1)
+        try:
+            read = replace(found, messages=[tidied(message) for message in valid], id=id)
+        except Dropped as why:
+            return ConversationGroup((Drop(id=id, reason=str(why), row=found.row),), end)
         is_repaired = valid != [dict(message) for message in messages]
-        return ConversationGroup((read,), ChatCursor(0, number + 1), is_repaired)
+        return ConversationGroup((read,), end, is_repaired)

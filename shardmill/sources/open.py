@@ -17,22 +17,24 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from shardmill.errors import OptionError, SourceError
+from shardmill.errors import HubError, OptionError, SourceError
 from shardmill.protocols import Source
-from shardmill.sources.batches import BOM_BYTES, DEFAULT_LIMITS, BatchLimits, name_of
+from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, name_of
 from shardmill.sources.conversations import ChatInput, ChatSource, HubRows
-from shardmill.sources.formats.jsonl import WHITE, JsonlFormat, JsonListFormat, JsonlSource, OnBad
+from shardmill.sources.formats import json_array
+from shardmill.sources.formats.json_array import JsonArrayFormat
+from shardmill.sources.formats.jsonl import JsonlFormat, JsonlSource, Object, OnBad, decode_row
 from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
 from shardmill.sources.formats.text import TextFormat, TextSource
 from shardmill.sources.hub import HubSource
-from shardmill.sources.message_trees import TreeRules
-from shardmill.sources.source import ConcatSource, FileSource, Format, RowFormat
+from shardmill.sources.shapes import ConversationShape, shape_of
+from shardmill.sources.source import BadRowError, ConcatSource, FileSource, Format, RowFormat
+from shardmill.sources.turns import TURN_COLUMNS, ReadRules, renamed
 from shardmill.storage.files import (
     InputFile,
     Where,
     check_unchanged,
     list_files,
-    open_file,
     with_common_names,
 )
 from shardmill.storage.hub import HubOptions, HubSplit
@@ -50,10 +52,14 @@ _FORMATS: dict[str, tuple[type[Format], Callable[..., Source]]] = {
 }
 _ROW_FORMATS = [format for format, _ in _FORMATS.values() if issubclass(format, RowFormat)]
 _ENDINGS = tuple(ending for format, _ in _FORMATS.values() for ending in format.endings)
-_ROW_ENDINGS = (*(ending for format in _ROW_FORMATS for ending in format.endings), ".json")
+_ROW_ENDINGS = (
+    *(ending for format in _ROW_FORMATS for ending in format.endings),
+    *json_array.ENDINGS,
+)
 
 _HUB, _HF = "hub:", "hf://"
-_TREE_OPTIONS = [field.name for field in fields(TreeRules)]
+_LOOK_LIMITS = BatchLimits(most_bytes=256 * 2**20)
+_RULES = [field.name for field in fields(ReadRules)]
 _HUB_OPTIONS = [field.name for field in fields(HubOptions) if field.name != "field"]
 
 
@@ -212,24 +218,26 @@ def open_chats(
 ) -> ChatSource:
     """Open conversations. `shape`: one of `SHAPES`; None: that of the first row.
 
-    Further options: lang= and skip_deleted= of the oasst shapes; for hub datasets those of
-    `HubOptions`. A path that exists is a file or folder, whatever its name looks like. Files of
-    several formats may be in one folder. Files are listed at the call, and read (for the shape) on
-    first use. Their names in ids and cursors are relative to what all files have in common.
+    Further options: those of `ReadRules` (lang= and skip_deleted= of the oasst shapes; for all
+    others messages_field=, role_field=, content_field=, role_map= and split_think=); for hub
+    datasets those of `HubOptions`. A path that exists is a file or folder, whatever its name looks
+    like. Files of several formats may be in one folder. Files are listed at the call, and read (for
+    the shape) on first use. Their names in ids and cursors are relative to what all files have in
+    common.
     """
     parts = _named(where)
     hubs = [part for part in parts if is_hub_dataset(part)]
-    known = _TREE_OPTIONS + (_HUB_OPTIONS if hubs else [])
+    known = _RULES + (_HUB_OPTIONS if hubs else [])
     if not set(options) <= set(known):
         raise _not_for(str(Url(parts[0])), options, ["shape", "name", "on_bad", "limits", *known])
-    rules = TreeRules(**{key: options.pop(key) for key in _TREE_OPTIONS if key in options})
+    rules = ReadRules(**{key: options.pop(key) for key in _RULES if key in options})
     files = iter(_files_of([part for part in parts if part not in hubs]))
     inputs: list[ChatInput] = []
     for part in parts:
         if part in hubs:
             inputs.append(ChatInput(HubSplit(*_hub_dataset(part, options)), HubRows()))
         else:
-            inputs += [ChatInput(file, _row_format(file)) for file in next(files)]
+            inputs += [ChatInput(file, _row_format(file, rules)) for file in next(files)]
     return ChatSource(
         inputs, name=name or name_of(where), shape=shape, rules=rules, on_bad=on_bad, limits=limits
     )
@@ -244,20 +252,50 @@ def _files_of(parts: Sequence[str]) -> list[list[InputFile]]:
     return [[next(named) for _ in files] for files in found]
 
 
-def _row_format(file: InputFile) -> RowFormat:
-    """A `.json` file is one list, or else JSON lines under that name."""
+def _row_format(file: InputFile, rules: ReadRules) -> RowFormat:
+    """A `.json` file is one list, an object with one list of rows, or JSON lines."""
     name = file.name.lower()
     for format in _ROW_FORMATS:
         if name.endswith(format.endings):
             return format()
-    if not name.endswith(".json"):
+    if not name.endswith(json_array.ENDINGS):
         raise SourceError(f"{file.place}: ends in none of {', '.join(_ROW_ENDINGS)}; rename it")
     check_unchanged(file)
-    with open_file(file) as stream:
-        first = b""
-        while not first and (data := bytes(stream.read(2**16))):
-            first = data.removeprefix(BOM_BYTES).lstrip(WHITE)[:1]
-    if first != b"{":
-        return JsonListFormat()
+    look = json_array.look(file)
+    if not look.is_object or _holds_rows(file, look, rules):
+        return JsonArrayFormat()
     logger.info("%s: begins with an object, so it is read as JSON lines", scrub(str(file.place)))
     return JsonlFormat()
+
+
+def _holds_rows(file: InputFile, look: json_array.Look, rules: ReadRules) -> bool:
+    """Whether the list in the object that a file begins with holds rows: not when the object is a
+    row itself, so that the list holds its turns."""
+    if look.found is None:
+        return False
+    row = _decoded(look.line)
+    if row is not None and (look.has_more or _shape(row, rules) is not None):
+        return False
+    try:
+        item = _decoded(json_array.first_item(file, look.found, _LOOK_LIMITS))
+    except HubError:
+        raise
+    except SourceError:
+        return False  # read as JSON lines it is an error too, with its line
+    if item is None or not item.keys().isdisjoint(("role", "from", rules.role_field)):
+        return False
+    return look.found.key not in TURN_COLUMNS or _shape(item, rules) is not None
+
+
+def _decoded(data: bytes) -> Object | None:
+    try:
+        return decode_row(data)[0]
+    except BadRowError:
+        return None
+
+
+def _shape(row: Object, rules: ReadRules) -> ConversationShape | None:
+    try:
+        return shape_of(renamed(row, rules))
+    except BadRowError:
+        return None

@@ -3,10 +3,10 @@
 Each row is judged alone. Where a row has the keys of several shapes, the first in `SHAPES` wins:
 those that hold whole turns come before those that hold columns, because a prompt beside messages is
 nearly always taken from them. Roles of `messages` stay as written; the words that ShareGPT defines
-become roles, others stay. CR LF becomes LF in everything that is said. Null keys of a message count
-as absent, except for "content": null. Two filled columns that mean the same are an error, never a
-choice. A column `group` holds a row together with others in a split; trees have their own. Whether
-roles and contents make sense is decided by the `chat` package.
+become roles, others stay. CR LF becomes LF in everything that is said. How a turn becomes a message
+is in `turns.py`. Two filled columns that mean the same are an error, never a choice. A column
+`group` holds a row together with others in a split; trees have their own. Whether roles and
+contents make sense is decided by the `chat` package.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 
 from shardmill.arguments import nearest
 from shardmill.errors import OptionError
+from shardmill.messages import MESSAGE_REASONS, Dropped
 from shardmill.records import Conversation, Drop
 from shardmill.sources.batches import unix_lines
 from shardmill.sources.formats.jsonl import Object, decode_value, kind_of
@@ -24,24 +25,28 @@ from shardmill.sources.message_trees import (
     OASST_REASONS,
     Message,
     TreeRow,
-    TreeRules,
     is_oasst_message,
     is_oasst_tree,
     read_tree,
     read_tree_row,
 )
 from shardmill.sources.source import BadRowError
+from shardmill.sources.turns import ReadRules, calls_in, tidied, with_split_think
 
-CHAT_REASONS = OASST_REASONS | {
-    "bad_json": "not a JSON object, or nested too deep",
-    "other_shape": "the keys are not those of the shape",
-    "bad_message": "a turn or message is not built as the shape says",
-    "not_a_string": "something that should be text is not",
-    "bad_tools": "the tools are not a list of objects",
-    "bad_group": "the group is neither a string nor an integer",
-    "two_systems": "a system column beside a system turn",
-    "two_columns": "two columns that mean the same both hold text",
-}
+CHAT_REASONS = (
+    OASST_REASONS
+    | MESSAGE_REASONS
+    | {
+        "bad_json": "not a JSON object, or nested too deep",
+        "other_shape": "the keys are not those of the shape",
+        "bad_message": "a turn or message is not built as the shape says",
+        "not_a_string": "something that should be text is not",
+        "bad_tools": "the tools are not a list of objects",
+        "bad_group": "the group is neither a string nor an integer",
+        "two_systems": "a system column beside a system turn",
+        "two_columns": "two columns that mean the same both hold text",
+    }
+)
 """Every reason of a conversation source's drops."""
 
 _ID_KEYS = ("id", "conversation_id", "dialogue_id", "dialog_id", "chat_id", "uuid")
@@ -54,6 +59,8 @@ _SYSTEM_ROLES = ("system", "developer")
 _QUESTIONS = ("prompt", "question", "instruction", "query")
 _ANSWERS = ("response", "answer", "output", "completion")
 _CONTEXTS = ("context", "input")
+_ASKED = (*_QUESTIONS, "user", "human")  # in an exchange of a history
+_SAID = (*_ANSWERS, "assistant", "bot")
 
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
 _SHAREGPT_ROLES |= {
@@ -61,7 +68,10 @@ _SHAREGPT_ROLES |= {
     "observation": "tool",
     "function_response": "tool",
 }
-_KEPT = ("name", "train", "reasoning_content", "tool_calls", "tool_call_id")
+_KEPT = (
+    *("name", "train", "weight", "reasoning_content", "thinking", "reasoning"),
+    *("tool_calls", "function_call", "tool_call_id"),
+)
 """Further keys of a ShareGPT turn that are kept, as in `messages`."""
 
 
@@ -145,33 +155,6 @@ def _turns(row: Object, keys: Sequence[str], speaker: str) -> list[Message]:
     return turns
 
 
-def tidied(turn: Message) -> Message:
-    """A message without null keys and CR LF; the turn itself when nothing is to be done."""
-    content, reasoning = turn.get("content"), turn.get("reasoning_content")
-    is_plain = isinstance(content, str) and "\r" not in content
-    if is_plain and reasoning is None and len(turn) == 2:
-        return turn
-    tidy = {key: value for key, value in turn.items() if value is not None or key == "content"}
-    if content is not None:
-        tidy["content"] = _clean_content(content)
-    if isinstance(reasoning, str):
-        tidy["reasoning_content"] = unix_lines(reasoning)
-    return tidy
-
-
-def _clean_content(content: object) -> object:
-    if isinstance(content, str):
-        return unix_lines(content)
-    if isinstance(content, list):
-        return [
-            {**part, "text": unix_lines(part["text"])}
-            if isinstance(part, dict) and isinstance(part.get("text"), str)
-            else part
-            for part in content
-        ]
-    return content
-
-
 def _from_sharegpt(turn: Message, number: int) -> Message:
     speaker, value = turn["from"], turn.get("value")
     if not isinstance(speaker, str):
@@ -183,30 +166,38 @@ def _from_sharegpt(turn: Message, number: int) -> Message:
             "not_a_string", f"turn {number}: 'value' is {kind_of(value)}, not a string"
         )
     role = _SHAREGPT_ROLES.get(speaker.lower(), speaker)
-    message: Message = {"role": role, "content": None if value is None else unix_lines(value)}
-    message |= {key: turn[key] for key in _KEPT if turn.get(key) is not None}
-    if speaker.lower() == "function_call" and isinstance(value, str):
-        calls = _calls(value)
-        if calls:
-            message |= {"content": None, "tool_calls": calls}
-    return message
+    message: Message = {"role": role, "content": value}
+    if len(turn) > 2:
+        message |= {key: turn[key] for key in _KEPT if turn.get(key) is not None}
+    calls = _calls(value) if value and speaker.lower() == "function_call" else []
+    if calls:
+        if message.get("tool_calls"):
+            raise Dropped("two_tool_calls")
+        message |= {"tool_calls": calls, "content": None}
+    return tidied(message)
 
 
 def _calls(value: str) -> list[Object]:
     """The calls, when the text is JSON of one or a list of them; else none, and it stays text."""
-    found = decode_value(value)
-    calls = found if isinstance(found, list) else [found]
-    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+    try:
+        return calls_in(value)
+    except Dropped:
         return []
-    return [{"type": "function", "function": call} for call in calls]
 
 
 def _is_history(row: Object) -> bool:
-    """A list of pairs; or null or [] in a column where other rows have pairs."""
+    """A list of pairs or turns; or null or [] in a column where other rows have them."""
     history = row.get("history", "")
     if history is None or history == []:
         return _is_prompt_response(row)
-    return isinstance(history, list) and _is_pair(history[0])
+    return isinstance(history, list) and (
+        _is_pair(history[0]) or (isinstance(history[0], dict) and _is_exchange_or_turn(history[0]))
+    )
+
+
+def _is_exchange_or_turn(entry: Object) -> bool:
+    is_exchange = not (entry.keys().isdisjoint(_ASKED) or entry.keys().isdisjoint(_SAID))
+    return is_exchange or "role" in entry or "from" in entry
 
 
 def _is_alpaca(row: Object) -> bool:
@@ -223,22 +214,38 @@ def _is_prompt_response(row: Object) -> bool:
 
 
 def _read_history(row: Object) -> list[Message]:
-    """The pairs, then the last question and answer, when there are such columns."""
+    """The exchanges or turns, then the last question and answer, when there are such columns."""
     history = row.get("history") or []
     if not isinstance(history, list):
         raise BadRowError(
-            "other_shape", f"'history' holds {kind_of(history)}, wanted a list of pairs"
+            "other_shape", f"'history' holds {kind_of(history)}, wanted a list of pairs or turns"
         )
-    messages: list[Message] = []
-    for number, pair in enumerate(history):
-        if not _is_pair(pair):
-            raise BadRowError(
-                "bad_message", f"history {number} is not a pair [user, bot] of strings"
-            )
-        messages += _turn_pair(*(text if text is None else unix_lines(text) for text in pair))
+    messages = [
+        message for number, entry in enumerate(history) for message in _said_in(entry, number)
+    ]
     if not messages or not row.keys().isdisjoint(_QUESTIONS + _ANSWERS):
         messages += _last_pair(row)
     return messages
+
+
+def _said_in(entry: object, number: int) -> list[Message]:
+    """The messages of one entry of a history."""
+    if isinstance(entry, dict):
+        if "role" in entry:
+            return [tidied(entry)]
+        if "from" in entry:
+            return [_from_sharegpt(entry, number)]
+        if _is_exchange_or_turn(entry):
+            asked, answer = _last_pair(entry, _ASKED, _SAID)
+            more = {key: entry[key] for key in _KEPT if entry.get(key) is not None}
+            return [asked, tidied(answer | more)]  # whatever was thought or called is the answer's
+    if not isinstance(entry, list) or not _is_pair(entry):
+        raise BadRowError(
+            "bad_message",
+            f"history {number} is neither a pair [user, bot] of strings nor an object with a role "
+            "or with both sides",
+        )
+    return _turn_pair(*(text if text is None else unix_lines(text) for text in entry))
 
 
 def _read_alpaca(row: Object) -> list[Message]:
@@ -256,16 +263,18 @@ def _read_prompt_response(row: Object) -> list[Message]:
     return _last_pair(row)
 
 
-def _last_pair(row: Object) -> list[Message]:
+def _last_pair(
+    row: Object, questions: Sequence[str] = _QUESTIONS, answers: Sequence[str] = _ANSWERS
+) -> list[Message]:
     """The question, a blank line and the context if there is one; then the answer. A null stays
     null, for `chat` to drop by name."""
-    for names in (_QUESTIONS, _ANSWERS):
+    for names in (questions, answers):
         if row.keys().isdisjoint(names):
             raise BadRowError("other_shape", f"no column {' or '.join(map(repr, names))}")
-    question, context = _one_of(row, _QUESTIONS), _one_of(row, _CONTEXTS)
+    question, context = _one_of(row, questions), _one_of(row, _CONTEXTS)
     if question is not None and context is not None and context.strip():
         question = f"{question}\n\n{context}" if question else context
-    return _turn_pair(question, _one_of(row, _ANSWERS))
+    return _turn_pair(question, _one_of(row, answers))
 
 
 def _turn_pair(question: str | None, answer: str | None) -> list[Message]:
@@ -280,8 +289,8 @@ def _is_text(value: object) -> bool:
     return value is None or isinstance(value, str)
 
 
-Reader = Callable[[Object, str, TreeRules, int | None], Iterable[Conversation | Drop | TreeRow]]
-"""Of a row, its id, the rules of trees, and the `row` of a `Drop`."""
+Reader = Callable[[Object, str, ReadRules, int | None], Iterable[Conversation | Drop | TreeRow]]
+"""Of a row, its id, the caller's rules, and the `row` of a `Drop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +303,7 @@ class ConversationShape:
     claims: Callable[[Object], bool]  # does a row look like it?
     read: Reader
     is_part_of_tree: bool = False  # whether several rows make a tree
+    has_roles: bool = False  # whether its turns name who speaks
 
     def __reduce__(self) -> tuple[Callable[[str], ConversationShape], tuple[str]]:
         return shape_named, (self.name,)
@@ -303,9 +313,15 @@ def _one(read: Callable[[Object], list[Message]]) -> Reader:
     """A reader of rows that hold one conversation each."""
 
     def read_one(
-        row: Object, row_id: str, _: TreeRules, number: int | None
-    ) -> Iterable[Conversation]:
-        messages, own = _with_system(row, read(row)), _own_id(row)
+        row: Object, row_id: str, rules: ReadRules, number: int | None
+    ) -> Iterable[Conversation | Drop]:
+        own = _own_id(row)
+        try:
+            messages = _with_system(row, read(row))
+            if rules.split_think:
+                messages = list(map(with_split_think, messages))
+        except Dropped as why:
+            return (Drop(id=own or row_id, reason=str(why), row=None if own else number),)
         return (
             Conversation(
                 messages=messages,
@@ -362,6 +378,7 @@ _SHAPES = (
         _MESSAGES_KEYS,
         partial(_has_turns, keys=_MESSAGES_KEYS, speaker="role"),
         _one(_read_messages),
+        has_roles=True,
     ),
     ConversationShape(
         "sharegpt",
@@ -369,13 +386,16 @@ _SHAPES = (
         _SHAREGPT_KEYS,
         partial(_has_turns, keys=_SHAREGPT_KEYS, speaker="from"),
         _one(_read_sharegpt),
+        has_roles=True,
     ),
     ConversationShape(
         "history",
-        "history: [[user, bot], ...][, and the columns of prompt-response]",
+        "history: [[user, bot], ...] or [{user, assistant}, ...] or [{role, content}, ...]"
+        "[, and the columns of prompt-response]",
         ("history",),
         _is_history,
         _one(_read_history),
+        has_roles=True,
     ),
     ConversationShape(
         "alpaca",

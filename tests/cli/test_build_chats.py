@@ -192,3 +192,84 @@ def test_a_folder_called_chats_is_written_with_its_dot(call, corpus):
     assert out.startswith("t: 1 documents, 5 tokens")
     assert "./chats" in call("build", "--help")[1]
     assert "./chats" in call("build", "chats", "--help")[1]
+
+
+TALK = {"who": "Human", "said": "q"}, {"who": "AI", "said": "<think>hm</think>ans"}
+WORDS = ("--messages-field", "talk", "--role-field", "who", "--content-field", "said")
+ROLES = ("--role-map", "human=user, ai=assistant")
+
+
+THINKING = {
+    "name": "mine",
+    "roles": {
+        role: {"before": [{"marker": name}], "end": [{"marker": "eot"}]}
+        for role, name in (("system", "sys"), ("user", "usr"), ("assistant", "asst"))
+    },
+    "reasoning": {"before": [{"text": "("}], "after": [{"text": ")"}]},
+}
+
+
+def test_turns_under_other_names_are_read_and_found_again(call, corpus):
+    (corpus / "c.jsonl").write_text(json.dumps({"talk": TALK}) + "\n")
+    (corpus / "mine.json").write_text(json.dumps(THINKING))
+    code, out, err = build(call, *WORDS, *ROLES, "--split-think", template="mine.json")
+    assert code == 0, err
+    found = read_examples(corpus / "s", "train")
+    opened = open_tokenizer("byte:4", specials=SPECIALS)
+    assert opened.decode(found.ids.values) == "<|u|>q<|e|><|a|>(hm)ans<|e|>"
+    words = ("--document", "0", "--offset", "8", *TOKENIZER, "--input", "c.jsonl")
+    code, out, err = call("blame", "s", *words)
+    assert code == 0, err
+    assert "[[a]]ns" in out
+
+
+def test_what_is_missing_is_said_in_flags(call, corpus):
+    (corpus / "c.jsonl").write_text(json.dumps({"talk": TALK}) + "\n")
+    code, _, err = build(call)
+    assert code == 2
+    assert "'talk' (a list that begins with an object of 'who', 'said')" in err
+    for flag in (*WORDS[::2], "--role-map", "--shape"):
+        assert flag in err
+    code, _, err = build(call, *WORDS)
+    assert code == 0
+    assert "the role 'AI' is unknown" in err
+    assert "(--role-map)" in err
+    assert err.count("--role-map") == 1
+    said = {"messages": [{"role": "gpt", "content": TALK[1]["said"]}]}
+    (corpus / "c.jsonl").write_text((json.dumps(said) + "\n") * 9)
+    code, _, err = build(call, "--overwrite", "--workers", "1")
+    assert code == 0
+    assert err.count("(--split-think)") == 1
+
+
+@pytest.mark.parametrize("text", ["human", "human=", "=user", "a=user,a=user", "a=user,", ""])
+def test_a_role_map_that_makes_no_sense_is_refused(call, corpus, text):
+    code, _, err = build(call, "--role-map", text)
+    assert code == 2
+    assert "--role-map" in err
+
+
+def test_what_no_message_can_hold_is_counted_by_reason(call, corpus):
+    turns = {"image": [{"type": "image"}], "audio": [{"type": "audio_url"}]}
+    rows = [{"messages": [{"role": "gpt", "content": part}]} for part in turns.values()]
+    with (corpus / "c.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = build(call)
+    assert code == 0
+    assert "left out: 1 audio_part, 1 image_part;" in out
+    listed = [json.loads(line) for line in (corpus / "s/dropped.jsonl").read_text().splitlines()]
+    assert listed == [
+        {"id": "c.jsonl:31", "reason": "image_part"},
+        {"id": "c.jsonl:32", "reason": "audio_part"},
+    ]
+
+
+def test_the_list_of_a_json_file_is_built_like_lines(call, corpus):
+    rows = [json.loads(line) for line in (corpus / "c.jsonl").read_text().splitlines()]
+    assert build(call)[0] == 0
+    lines = read_examples(corpus / "s", "train")
+    (corpus / "d.json").write_text(json.dumps({"data": rows}, indent=1))
+    options = ["--out", "t", "--template", "four-marker", *TOKENIZER]
+    assert call("build", "chats", "d.json", *options)[0] == 0
+    array = read_examples(corpus / "t", "train")
+    assert (array.ids, array.mask.tolist()) == (lines.ids, lines.mask.tolist())

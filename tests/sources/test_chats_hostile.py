@@ -14,7 +14,6 @@ import pytest
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import Conversation, Drop
 from shardmill.sources import BatchLimits, open_chats
-from shardmill.sources.formats import jsonl
 from shardmill.testing.sources import Account, account
 
 HI = [{"role": "user", "content": "hi"}]
@@ -102,6 +101,9 @@ def test_numbers_json_does_not_know_and_bad_bytes_are_read(tmp_path: Path) -> No
         (b"5", "a number"),
         (b"null", "null"),
         (b"[" * 100_000, "not one JSON list"),
+        (b"[" + GOOD + b"}", "not one JSON list"),
+        (b'"' + GOOD, "a string"),
+        (b"what", "not one JSON list of rows: found b'what'"),
         (b'{\n"messages": []\n}', "a.json:1: broken JSON"),
     ],
 )
@@ -164,16 +166,6 @@ def test_a_json_file_of_lines_is_read_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"\n" * 70_000 + GOOD + b"\n" + GOOD)
     assert [chat.id for chat in read(path).conversations] == ["a.json:70001", "a.json:70002"]
-
-
-def test_a_list_too_large_to_hold_is_refused_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b"[" + GOOD + b"]")
-    monkeypatch.setattr(jsonl, "MAX_LIST_BYTES", 20)
-    with pytest.raises(SourceError, match=r"may have 20; .* jq -c"):
-        read(path)
 
 
 def test_fields_that_arrow_fills_with_null_count_as_absent(tmp_path: Path) -> None:

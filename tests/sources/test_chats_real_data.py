@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -46,6 +47,39 @@ def test_sgd_has_2098_chats_exactly_as_written() -> None:
     assert found.conversations == [
         Conversation(messages=row["messages"], id=row["dialogue_id"]) for row in rows
     ]
+
+
+def test_parts_of_reasoning_text_and_calls_become_messages() -> None:
+    path = ROOT / "chats/reason_tool_use_demo_50.jsonl"
+    found = assert_conversation_ledger_balances(open_chats(path))
+    assert (len(found.conversations), found.drops) == (50, [])
+    messages = [message for chat in found.conversations for message in chat.messages]
+    turns = [turn for row in iter_jsonl_rows(path) for turn in row["messages"]]
+    assert Counter(message["role"] for message in messages) == {
+        "system": 50,
+        "user": 70,
+        "assistant": 112,
+        "tool": 42,
+    }
+    kinds = {"reasoning": "reasoning_content", "text": "content", "tool_call": "tool_calls"}
+    for message, turn in zip(messages, turns, strict=True):
+        parts: dict[str, list[str]] = {kind: [] for kind in kinds}
+        for part in turn["content"]:
+            parts[part["type"]].append(part["value"])
+        assert message.get("reasoning_content", "") == "".join(parts["reasoning"])
+        assert (message["content"] or "") == "".join(parts["text"])
+        calls = [call["function"] for call in message.get("tool_calls", [])]
+        assert calls == [json.loads(value) for value in parts["tool_call"]]
+
+
+def test_a_list_of_1000_rows_gives_their_instructions_and_outputs() -> None:
+    path = ROOT / "chats/alpaca_zh_demo.json"
+    found = assert_conversation_ledger_balances(open_chats(path))
+    rows = json.loads(path.read_text())
+    assert [chat.messages[-1]["content"] for chat in found.conversations] == [
+        row["output"].replace("\r\n", "\n") for row in rows
+    ]
+    assert (len(found.conversations), found.drops) == (1_000, [])
 
 
 def test_dolly_has_15011_chats() -> None:

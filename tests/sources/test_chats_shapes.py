@@ -100,7 +100,7 @@ def test_messages_stay_as_written_except_for_line_ends_and_nulls(tmp_path: Path)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\r\n}"}}
     turns = [
         {"role": "Developer", "content": "a\r\nb\rc\r\r\n", "name": None, "train": None},
-        {"role": "user", "content": [{"type": "text", "text": "x\r\ny"}, {"type": "image"}]},
+        {"role": "user", "content": [{"type": "text", "text": "x\r\ny"}]},
         {"role": "assistant", "content": None, "tool_calls": [call], "train": False},
         {"role": "tool", "content": " \ufeff5 ", "tool_call_id": "c1"},
         {"role": "assistant", "content": "", "reasoning_content": "so\r\n", "tool_calls": None},
@@ -114,7 +114,7 @@ def test_messages_stay_as_written_except_for_line_ends_and_nulls(tmp_path: Path)
         tools=tools,
         messages=[
             {"role": "Developer", "content": "a\nb\rc\r\n"},
-            {"role": "user", "content": [{"type": "text", "text": "x\ny"}, {"type": "image"}]},
+            {"role": "user", "content": "x\ny"},
             {"role": "assistant", "content": None, "tool_calls": [call], "train": False},
             {"role": "tool", "content": " \ufeff5 ", "tool_call_id": "c1"},
             {"role": "assistant", "content": "", "reasoning_content": "so\n"},

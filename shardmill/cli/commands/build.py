@@ -15,7 +15,16 @@ from shardmill.building.api import open_feed
 from shardmill.building.splits import hash_split
 from shardmill.building.workplace import workplace_at
 from shardmill.chat import KNOWN_TEMPLATES
-from shardmill.cli.options import AsJson, Field, Special, TokenizerName, parse_bytes, parse_special
+from shardmill.cli.options import (
+    AsJson,
+    Field,
+    RoleMap,
+    Special,
+    TokenizerName,
+    parse_bytes,
+    parse_role_map,
+    parse_special,
+)
 from shardmill.cli.printing import Answer
 from shardmill.cli.terminal import build_progress
 from shardmill.errors import OptionError, StoreError
@@ -125,6 +134,13 @@ class BuildChatsCommand(BuildOptions):
     shape: Annotated[str | None, f"Shape of the records: {', '.join(SHAPES)}. Default: found."] = (
         None
     )
+    messages_field: Annotated[str | None, "Column that holds the turns. Default: found."] = None
+    role_field: Annotated[str | None, "Key of a turn: who speaks. Default: role or from."] = None
+    content_field: Annotated[str | None, "And what is said. Default: content or value."] = None
+    role_map: RoleMap = None
+    split_think: Annotated[
+        bool, "<think>...</think> before an assistant's words is its reasoning."
+    ] = False
     train_on: Annotated[
         Literal["assistant", "last-assistant", "all"], "Which turns are trained."
     ] = "assistant"
@@ -132,7 +148,8 @@ class BuildChatsCommand(BuildOptions):
     seed: Annotated[int, "Decides which conversations go to 'val' and 'test'."] = 0
 
     def run(self) -> Answer:
-        return _run_build(self, special=parse_special(self.special))
+        given = {"special": parse_special(self.special), "role_map": parse_role_map(self.role_map)}
+        return _run_build(self, **given)
 
 
 def _sizes(options: BuildOptions) -> dict[str, Any]:

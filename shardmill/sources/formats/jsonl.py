@@ -1,8 +1,7 @@
-"""JSON: lines of one object each, and files that are one list of rows (docs/sources.md).
+"""JSON lines of one object each (docs/sources.md).
 
 A whole row is decoded alone and always in the same way. What is not UTF-8 and half a surrogate pair
-become U+FFFD. Rows nested deeper than `MAX_DEPTH` are refused. A `.json` file that is one list is
-read whole and so is bounded.
+become U+FFFD. Rows nested deeper than `MAX_DEPTH` are refused.
 
 Speed: a block is decoded at once when each of its lines begins with "{" and ends with "}": then no
 value crosses a line's end, and as many values as lines means one on each. msgspec does it, or else
@@ -25,11 +24,9 @@ import pyarrow.json as pj
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Drop, TextBatch
 from shardmill.sources.batches import (
-    BOM_BYTES,
     DEFAULT_LIMITS,
     BatchLimits,
     choose_field,
-    counts_of,
     make_batch,
     null_rows,
     replace_surrogates,
@@ -37,15 +34,13 @@ from shardmill.sources.batches import (
 )
 from shardmill.sources.formats.lines import LineBlock, LineFormat
 from shardmill.sources.source import BadRowError, FileSource, InputRow, RowFormat
-from shardmill.storage.files import InputFile, Where, check_unchanged, list_files, open_file
+from shardmill.storage.files import InputFile, Where, check_unchanged, list_files
 
 Object: TypeAlias = dict[str, Any]
 OnBad: TypeAlias = Literal["error", "skip"]
 
 MAX_DEPTH = 256
 """Lists and objects inside one another. A decoder's own limit depends on the caller's stack."""
-MAX_LIST_BYTES = 256 * 2**20
-"""A list in one file is held whole; a larger one must be written as JSON lines."""
 WHITE = b" \t\r\n"
 _REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for JSON that another decoder may still read."""
@@ -423,49 +418,3 @@ def _rows(
                     raise _bad_line(file, number, line, bad) from bad
             else:
                 yield number, row
-
-
-class JsonListFormat(RowFormat):
-    """A `.json` file that is one list of rows, bounded by `MAX_LIST_BYTES`. A position is the
-    number of rows read."""
-
-    def rows(self, file: InputFile, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
-        start = 0 if position is None else counts_of(position, ("records",), file.name)[0]
-        found = _split_list(file)
-        if start > len(found):
-            raise SourceError(
-                f"{file.place}: the cursor is after row {start:,}, but there are only "
-                f"{len(found):,}; resume with the input the cursor came from"
-            )
-        for number in range(start, len(found)):
-            yield read_row(found[number], f"{file.name}:record {number}", {"records": number + 1})
-
-
-def _split_list(file: InputFile) -> list[bytes]:
-    """The JSON of each row of a list."""
-    if file.num_bytes > MAX_LIST_BYTES:
-        raise SourceError(
-            f"{file.place}: one JSON list of {file.num_bytes:,} bytes, but a list is read whole "
-            f"and may have {MAX_LIST_BYTES:,}; write one row per line: "
-            "jq -c '.[]' chats.json > chats.jsonl"
-        )
-    with open_file(file) as stream:
-        data = bytes(stream.read()).removeprefix(BOM_BYTES)
-    if not data.strip(WHITE):
-        return []
-    try:
-        return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
-    except _REFUSALS:
-        pass
-    # NaN, or half a surrogate pair: Python's own decoder reads them, with several times the memory.
-    try:
-        found = json.loads(data.decode("utf-8", "replace"))
-        problem = kind_of(found)
-    except (ValueError, RecursionError) as error:
-        found, problem = None, str(error)
-    if not isinstance(found, list):
-        raise SourceError(
-            f"{file.place}: not one JSON list of rows: {problem}; correct it, or write one row per "
-            "line as .jsonl"
-        )
-    return [json.dumps(row).encode() for row in found]

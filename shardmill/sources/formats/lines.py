@@ -50,7 +50,7 @@ class LineBlock:
             start = stop
 
 
-class _Length:
+class TextLength:
     """Bytes of an unfinished line. For JSON: the fewest that its text can have.
 
     A prefix never measures more than the whole line, so a line is refused or not wherever the
@@ -78,7 +78,7 @@ def _bounded(
 ) -> Iterator[bytes]:
     """The chunks, until a line is too long. A chunk has fewer bytes than a line may have, so only
     lines that cross from one chunk into the next are measured."""
-    begin, length = start, _Length(is_json=is_json)
+    begin, length = start, TextLength(is_json=is_json)
     for chunk in chunks:
         end = chunk.find(b"\n") + 1
         if length.add(chunk[: end or None]) > most:
@@ -87,7 +87,7 @@ def _bounded(
             raise too_large(where, found.format(start + (end or len(chunk)) - begin), most)
         if end:
             last = chunk.rfind(b"\n") + 1
-            begin, length = start + last, _Length(is_json=is_json)
+            begin, length = start + last, TextLength(is_json=is_json)
             length.add(chunk[last:])
         start += len(chunk)
         yield chunk
