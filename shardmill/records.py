@@ -212,6 +212,7 @@ class Conversation:
     id: str = ""  # where it was, "chats.jsonl:17", or the id it came with; see `Drop` for `row`
     row: int | None = None
     group: str | None = None  # conversations of one group never part in a split
+    part_of: Conversation | None = None  # the one that this is the beginning of, after a fan-out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,12 @@ from shardmill.building.scheduler import OnProgress
 from shardmill.building.splits import HashSplit, hash_split
 from shardmill.building.workplace import Workplace, workplace_at, workplace_of
 from shardmill.chat.policy import ChatTemplate, TrainOn, TrainPolicy
-from shardmill.chat.template_spec import TemplateSpec, known_template, load_template_spec
+from shardmill.chat.template_spec import (
+    TemplateSpec,
+    known_template,
+    load_template_spec,
+    spec_from_json,
+)
 from shardmill.chat.token_template import bind_template
 from shardmill.errors import (
     BuildError,
@@ -35,6 +41,7 @@ from shardmill.errors import (
 )
 from shardmill.packing import Algorithm, Long
 from shardmill.protocols import ConversationSource, Source, Tokenizer
+from shardmill.records import JSON
 from shardmill.sources import ConcatSource, JsonlSource, iter_jsonl_rows, open_chats, open_source
 from shardmill.store import PlanOptions, StoredPlan
 from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
@@ -44,8 +51,11 @@ OnBad = Literal["error", "skip"]
 _DOCUMENTS_ONLY = (
     *("field", "val_tokens", "max_tokens", "dtype", "append_eot", "engine_check", "append"),
 )
-_READ_RULES = ("messages_field", "role_field", "content_field", "role_map", "split_think")
-_CHATS_ONLY = ("shape", *_READ_RULES, "train_on", "train_on_eot")
+_READ_RULES = (
+    *("messages_field", "role_field", "content_field", "role_map", "split_think", "fan_out"),
+)
+_TEMPLATE_OPTIONS = ("chat_template", "template_vars", "template_date", "any_prompt")
+_CHATS_ONLY = ("shape", *_READ_RULES, *_TEMPLATE_OPTIONS, "train_on", "train_on_eot")
 _FIELD_ROWS = 1000
 """How many rows are read to list the fields there are."""
 
@@ -90,6 +100,11 @@ def build(
     content_field: str | None = None,
     role_map: Mapping[str, str] | None = None,
     split_think: bool = False,
+    fan_out: bool = False,
+    chat_template: str | None = None,
+    template_vars: Mapping[str, JSON] | None = None,
+    template_date: str | None = None,
+    any_prompt: bool = False,
     train_on: TrainOn = "assistant",
     train_on_eot: bool = True,
 ) -> BuildReport:
@@ -118,7 +133,12 @@ def build(
     Conversations: `shape` names the form of the records (default: found in the first one),
     `messages_field` their column of turns, `role_field` and `content_field` the keys of a turn, and
     `role_map` what the file's names of roles mean. With `split_think`, <think>...</think> before an
-    assistant's words is its reasoning. `train_on` says which turns carry loss.
+    assistant's words is its reasoning. `train_on` says which turns carry loss. With `fan_out` each
+    answer becomes an example with everything before it, as a template writes it when it ends there.
+
+    Jinja templates: `chat_template` names one of several that the tokenizer has, `template_vars`
+    are its variables (`{"enable_thinking": False}`), `template_date` is today for it
+    ("2024-07-26"), and with `any_prompt` answers need not follow the generation prompt.
     """
     given = locals()
     _refuse_other_kind(given)
@@ -166,7 +186,8 @@ def build(
     else:
         rules = {key: given[key] for key in _READ_RULES if given[key]}
         source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error", **rules)
-        opened, chosen, any_encoder = open_template(template, tokenizer, specials)
+        options = {key: given[key] for key in _TEMPLATE_OPTIONS if given[key]}
+        opened, chosen, any_encoder = open_template(template, tokenizer, specials, **options)
         run = partial(
             build_chats,
             source,
@@ -176,7 +197,9 @@ def build(
             spec=BuildSpec(
                 dataset_name=name or source.name, seed=seed or 0, shard_bytes=shard_bytes
             ),
-            policy=TrainPolicy(train_on=train_on, train_on_eot=train_on_eot),
+            policy=TrainPolicy(
+                train_on="last-assistant" if fan_out else train_on, train_on_eot=train_on_eot
+            ),
             val_fraction=val_fraction,
             test_fraction=test_fraction,
             **how,
@@ -269,25 +292,46 @@ def open_template(
     template: str | Path | ChatTemplate,
     tokenizer: str | Path | Tokenizer,
     special: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> tuple[Tokenizer, ChatTemplate, bool]:
     """A template by its name, from a file, or the tokenizer's own ("jinja"); before it its
-    tokenizer, after it whether it may use a fast engine."""
+    tokenizer, after it whether it may use a fast engine. `options`: those of Jinja templates."""
     opened = _open_tokenizer(tokenizer, special)
-    if not isinstance(template, str | Path):
+    path = Path(template) if isinstance(template, str | Path) else None
+    if path is not None and (str(path) == "jinja" or path.suffix in (".jinja", ".jinja2")):
+        return opened, _jinja_template(str(template), tokenizer, opened, **options), True
+    for name in options:
+        raise OptionError(
+            f"{{{name}}}: is for Jinja templates, {{template}}='jinja' or a .jinja file",
+            **{name: options[name]},
+            template=str(template),
+        )
+    if path is None:
+        assert not isinstance(template, str | Path)
         return opened, template, False
-    path = Path(template)
-    if str(template) == "jinja" or path.suffix in (".jinja", ".jinja2"):
-        return opened, _jinja_template(str(template), tokenizer, opened), True
     is_file = path.suffix in (".json", ".toml")
     spec: TemplateSpec = load_template_spec(path) if is_file else known_template(str(template))
     return opened, bind_template(spec, opened), True
 
 
 def _jinja_template(
-    template: str, tokenizer: str | Path | Tokenizer, opened: Tokenizer
+    template: str,
+    tokenizer: str | Path | Tokenizer,
+    opened: Tokenizer,
+    *,
+    chat_template: str | None = None,
+    template_vars: Mapping[str, JSON] | None = None,
+    template_date: str | None = None,
+    any_prompt: bool = False,
 ) -> ChatTemplate:
-    text = None
+    text = chat_template
     if template != "jinja":
+        if chat_template is not None:
+            raise OptionError(
+                "{chat_template}: names one of the tokenizer's own templates, {template}='jinja'",
+                chat_template=chat_template,
+                template=template,
+            )
         try:
             text = Path(template).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -308,9 +352,45 @@ def _jinja_template(
     is_file = path.name == "tokenizer.json" and path.is_file()
     loaded = load_transformers(str(path.parent if is_file else tokenizer))
     try:
-        return open_jinja_template(loaded, chat_template=text, encoder=opened)
+        return open_jinja_template(
+            loaded,
+            chat_template=text,
+            variables=template_vars,
+            now=None if template_date is None else _date(template_date),
+            encoder=opened,
+            any_prompt=any_prompt,
+        )
     except TemplateError as error:
         raise TemplateError(f"{{template}}: {error}", template=template) from error
+
+
+def _date(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(
+            "{template_date}: wanted a date such as 2024-07-26", template_date=text
+        ) from None
+
+
+def recorded_template(
+    recorded: Mapping[str, Any], tokenizer: str | Path, opened: Tokenizer
+) -> ChatTemplate:
+    """The template that a store was rendered with, from what its manifest records."""
+    if "spec" in recorded:
+        return bind_template(spec_from_json(recorded["spec"]), opened)
+    from shardmill.chat.jinja.template import open_jinja_template
+    from shardmill.tokenizers.huggingface import load_transformers
+
+    return open_jinja_template(
+        load_transformers(str(tokenizer)),
+        chat_template=recorded["source"],
+        name=recorded["name"],
+        variables=recorded["variables"],
+        now=_date(recorded["date"]) if "date" in recorded else None,
+        encoder=opened,
+        any_prompt=recorded.get("any_prompt", False),
+    )
 
 
 def _open_tokenizer(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -29,7 +29,7 @@ from shardmill.chat.proof.prove import Certificate, prove_mask
 from shardmill.chat.token_template import with_encoder
 from shardmill.errors import BuildError, OptionError, SourceError, TokenRangeError
 from shardmill.protocols import ConversationSource, Tokenizer
-from shardmill.records import JSON
+from shardmill.records import JSON, Conversation
 from shardmill.sources import limited
 from shardmill.storage.files import describe_difference
 from shardmill.threads import read_ahead
@@ -72,6 +72,13 @@ def build_chats(
     if spec.exact_shards:
         raise OptionError("{exact_shards}: only for documents", exact_shards=True)
     policy = policy or TrainPolicy()
+    if source.describe().get("fan_out") and policy.train_on != "last-assistant":
+        raise OptionError(
+            "{fan_out}: gives every answer a conversation that ends with it, so only the last "
+            "answer of each is trained: use {train_on}='last-assistant'",
+            fan_out=True,
+            train_on=policy.train_on,
+        )
     dividing = {key: run.pop(key) for key in WorkerKeywords.__annotations__ if key in run}
     rule = hash_split(spec.seed, val_fraction, test_fraction)
     rules = TokenRules.of(replace(spec, append_eot=False), tokenizer)
@@ -181,6 +188,9 @@ class ChatEncoder:
                 f"{MAX_EXAMPLE_TOKENS:,}: cut it in the input"
             )
         ids = self.rules.fit(result.examples.ids, source=unit.name, first=given)
+        repeated = _repeated_tokens(read.conversations, result)
+        if repeated:
+            read = replace(read, counts={**read.counts, "repeated_tokens": repeated})
         return EncodedBatch(
             unit=unit.number,
             chunk=chunk,
@@ -192,6 +202,14 @@ class ChatEncoder:
             examples=replace(result.examples, ids=ids),
             splits=self.by_hash.of_conversations(read.conversations)[result.kept],
         )
+
+
+def _repeated_tokens(conversations: Sequence[Conversation], result: Rendered) -> int:
+    """The tokens of beginnings that a longer example of the same conversation follows."""
+    wholes = [conversations[at].part_of for at in result.kept.tolist()]
+    lengths = result.examples.ids.lengths.tolist()
+    following = zip(lengths, pairwise(wholes), strict=False)
+    return sum(size for size, (one, two) in following if one is not None and one is two)
 
 
 def _contents(first: ReadBatch | None) -> list[str]:

@@ -69,7 +69,11 @@ class LedgerCounter:
         """Every row read and every token made, each in one bucket."""
         made, kept, counts = self._made, self._kept, self._counts
         num_separators = made["documents"] if separators else 0
-        trained = ChatLedger(turns=kept["turns"], trained_tokens=kept["trained_tokens"])
+        trained = ChatLedger(
+            turns=kept["turns"],
+            trained_tokens=kept["trained_tokens"],
+            repeated_tokens=counts["repeated_tokens"],
+        )
         return Ledger(
             documents=DocumentLedger(
                 read=made["read"],

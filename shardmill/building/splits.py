@@ -144,6 +144,7 @@ def hash_split(seed: int, val_fraction: float, test_fraction: float) -> HashSpli
 
 def _bytes_of(conversation: Conversation) -> bytes:
     """Equal for conversations that must not part."""
+    conversation = conversation.part_of or conversation
     if conversation.group is not None:
         return conversation.group.encode("utf-8", "surrogatepass")
     messages: object = conversation.messages

@@ -66,6 +66,20 @@ def parse_special(items: list[str] | None) -> dict[str, str] | None:
     return found or None
 
 
+def parse_template_vars(items: list[str] | None) -> dict[str, Any] | None:
+    """["enable_thinking=false"] as a dict; a value that is not JSON is a text."""
+    found: dict[str, Any] = {}
+    for item in items or ():
+        name, equals, text = item.partition("=")
+        if not (name and equals) or name in found:
+            raise OptionError(f"--template-var {item!r}: wanted NAME=VALUE, each name once")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found or None
+
+
 def parse_role_map(text: str | None) -> dict[str, str] | None:
     """ "human=user,ai=assistant" as a dict; None when none was given."""
     found: dict[str, str] = {}

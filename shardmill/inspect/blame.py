@@ -502,8 +502,8 @@ class _ChatLookup:
         recorded = facts["template"]
         if template is None and "spec" not in recorded:
             raise OptionError(
-                f"the store was rendered with the Jinja template {recorded.get('name')!r}, which "
-                "it does not hold: give it with {template}",
+                f"the store was rendered with the Jinja template {recorded.get('name')!r}: give it "
+                "with {template}",
                 template=...,
             )
         template = template or bind_template(spec_from_json(recorded["spec"]), tokenizer)

@@ -31,6 +31,7 @@ from shardmill.sources.batches import (
     runs,
     utf8_bytes,
 )
+from shardmill.sources.fan_out import fanned_out
 from shardmill.sources.formats.jsonl import OnBad, check_on_bad
 from shardmill.sources.formats.parquet import ParquetFormat, without_nulls
 from shardmill.sources.hub import hub_rows, stored_rows
@@ -319,7 +320,8 @@ class ChatSource(NamedSource):
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[ConversationBatch]:
         start = ChatCursor(0, None) if cursor is None else self._parse(cursor)
-        return batched(self._groups(start), start, self.limits, self._to_json)
+        found = batched(self._groups(start), start, self.limits, self._to_json)
+        return map(fanned_out, found) if self._rules.fan_out else found
 
     def cut(self, num_bytes: int) -> Sequence[ChatSource]:
         """As sources of documents are cut. Where the rows of a tree are not in one file, the source

@@ -39,6 +39,7 @@ class ReadRules(TreeRules):
     content_field: str | None = None  # and what is said, if not "content" or "value"
     role_map: Mapping[str, str] = field(default_factory=dict)  # the file's names, in any case
     split_think: bool = False  # <think>...</think> before an assistant's words is its reasoning
+    fan_out: bool = False  # one conversation for each answer
 
     def __post_init__(self) -> None:
         if not isinstance(self.role_map, Mapping):
@@ -66,7 +67,8 @@ class ReadRules(TreeRules):
         """For `describe`: what is not given is left out, but for what has always been there."""
         given = {name: getattr(self, name) for name in self.names}
         always = {"lang": self.lang, "skip_deleted": self.skip_deleted}
-        return always | given | ({"split_think": True} if self.split_think else {})
+        switches = {name: True for name in ("split_think", "fan_out") if getattr(self, name)}
+        return always | given | switches
 
 
 def missing_options(

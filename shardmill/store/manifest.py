@@ -114,11 +114,14 @@ class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     over_budget: Count
 
 
-class ChatLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatLedger(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What the kept conversations hold; the sums over all splits."""
 
     turns: Count
     trained_tokens: Count
+    repeated_tokens: Count = 0  # of beginnings, where a conversation was fanned out
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ the checks of `layout.py` follow.
 from __future__ import annotations
 
 import json
+import os.path
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,12 +190,15 @@ class JinjaEngine:
         tokenizer: JinjaTokenizer,
         source: str,
         variables: Mapping[str, JSON],
+        *,
         now: datetime | None = None,
+        any_prompt: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.source = source
         self.variables = dict(variables)
         self.now = now
+        self.any_prompt = any_prompt
         self.has_blocks = _GENERATION.search(source) is not None
 
     @cached_property
@@ -357,7 +361,7 @@ def find_facts(engine: JinjaEngine) -> TemplateFacts:
                 "it has {% generation %} in its text, but no answer is inside such a block; put "
                 "the block around the assistant's words and their end, or remove it"
             )
-    else:
+    elif not engine.any_prompt:
         _check_prompt(*map(text_of, (asked, prompt, answered)))
     specials = _special_tokens(engine)
     written = [text_of(one) for one in (asked, prompt, answered)]
@@ -371,6 +375,9 @@ def find_facts(engine: JinjaEngine) -> TemplateFacts:
     opening = written[1][len(written[0]) :] if written[1].startswith(written[0]) else ""
     if not opening and start[0] < len(prompt.pieces):
         opening = "".join([prompt.pieces[start[0]][start[1] :], *prompt.pieces[start[0] + 1 :]])
+    if engine.any_prompt:
+        answer = written[2][len(written[1]) - len(opening) :]
+        opening = os.path.commonprefix([opening, answer])  # noqa: RUF071 - texts, not paths
     return TemplateFacts(
         bos=bos if written[2].startswith(bos) and bos not in opening else "",
         opening=opening,
@@ -388,7 +395,8 @@ def _check_prompt(asked: str, prompt: str, answered: str) -> None:
         raise TemplateError(
             f"for a question with the generation prompt it writes {prompt!r}, and for the question "
             f"and its answer {answered!r}: they do not begin alike, so what is trained would "
-            "follow other text than what is generated"
+            "follow other text than what is generated. Look for a variable that changes it "
+            "({template_vars}={'enable_thinking': False}), or accept that with {any_prompt}"
         )
     before, answer, _ = answered[len(prompt) :].partition(str(ANSWER["content"]))
     if prompt == asked and before.strip():

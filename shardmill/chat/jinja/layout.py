@@ -166,8 +166,8 @@ class Items:
             self.items.append(TextSection((part,)))
             self._cuts.append([(cut, part)])
 
-    def position(self, cut: Cut) -> ItemPosition:
-        """Dropped if it is inside a marker."""
+    def position(self, cut: Cut, *, before_marker: bool = False) -> ItemPosition:
+        """Dropped if it is inside a marker, unless that is to start there."""
         for number, fragments in enumerate(self._cuts):
             for at, (start, part) in enumerate(fragments):
                 if cut <= start:
@@ -175,6 +175,8 @@ class Items:
                 inside = not isinstance(part, TracedText) and cut[0] == start[0]
                 if inside and cut[1] < start[1] + len(part):
                     if not isinstance(self.items[number], TextSection):
+                        if before_marker:
+                            return ItemPosition(number)
                         raise Dropped("tokens_merge")
                     before = tuple(text for _, text in fragments[:at])
                     return ItemPosition(number, (*before, part[: cut[1] - start[1]]))
@@ -323,6 +325,7 @@ class Rules:
     end_ids: frozenset[int]
     closing: frozenset[int]
     has_blocks: bool
+    any_prompt: bool  # an answer starts where it is no longer what the prompt has, at the latest
     train_ends: bool
 
 
@@ -416,8 +419,17 @@ def _start_of_words(
     prompt = talk.write(index, True)
     cut = end_as_prefix(prompt, whole)
     if cut is None:
-        differs = common_end(whole, prompt)
-        raise Dropped("prefix_changes" if differs < turn.start else "prompt_changes")
+        cut = common_end(whole, prompt)
+        if cut < turn.start:
+            raise Dropped("prefix_changes")
+        if not rules.any_prompt:
+            raise Dropped("prompt_changes")
+        first, at = turn.start
+        if whole.pieces[first][at:].startswith(rules.opening):
+            cut = first, at + len(rules.opening)
+        elif talk.checked[index - 1].role != TOOL:
+            raise Dropped("prompt_changes")
+        return items.position(cut, before_marker=True)
     return items.position(cut)
 
 
@@ -494,6 +506,8 @@ def _check_turn(
             literals = [one for part in parts for one in items.fragments(*part)]
             if any(not isinstance(one, TracedText) and "None" in one for one in literals):
                 raise Dropped("content_changed")
+        if message.role == ASSISTANT and is_needed:
+            _check_order([text._source for text in texts], index)
         for number, call in enumerate(fields.get("tool_calls") or () if is_needed else ()):
             base = f"m[{index}]['tool_calls']"
             outer = [f"json({base}", f"json({base}[{number}]"]
@@ -503,6 +517,18 @@ def _check_turn(
                 places = [f"{inner}[{one!r}]", f"json({inner}", *outer]
                 if not any(place in sources for place in places):
                     raise missing(places, "no_place_for_tool_calls")
+
+
+def _check_order(sources: Sequence[str], index: int) -> None:
+    """Reasoning comes before words, and words before calls: a template that writes calls first has
+    put the words into another turn."""
+    found = []
+    for keys in (("reasoning_content", "thinking", "reasoning"), ("content",), ("tool_calls",)):
+        names = [f"m[{index}][{key!r}]" for key in keys]
+        places = (at for at, source in enumerate(sources) if any(name in source for name in names))
+        found += [place for place in [next(places, None)] if place is not None]
+    if found != sorted(found):
+        raise Dropped("content_changed")
 
 
 def may_merge(

@@ -150,8 +150,12 @@ class JinjaTemplate:
             "source": engine.source,
             "variables": engine.variables,
         }
+        more: dict[str, JSON] = {}
         if engine.now is not None:
-            deciding["date"] = engine.now.isoformat()
+            more["date"] = engine.now.isoformat()
+        if engine.any_prompt:
+            more["any_prompt"] = True
+        deciding |= more
         found: dict[str, JSON] = {
             "kind": "jinja",
             "name": self.name,
@@ -161,7 +165,8 @@ class JinjaTemplate:
             "variables": dict(engine.variables),
             "end_ids": list[JSON](self.end_ids),
             "call_arguments": self.facts.arguments,
-            **({} if engine.now is None else {"date": engine.now.isoformat()}),
+            "source": engine.source,
+            **more,
         }
         library = type(engine.tokenizer).__module__.partition(".")[0]
         version = getattr(sys.modules.get(library), "__version__", None)
@@ -362,6 +367,7 @@ class JinjaTemplate:
             end_ids=facts.end_ids,
             closing=frozenset(facts.closing),
             has_blocks=self.engine.has_blocks,
+            any_prompt=self.engine.any_prompt,
             train_ends=policy.train_on_eot,
         )
         talk = Talk(
@@ -419,6 +425,7 @@ def open_jinja_template(
     variables: Mapping[str, JSON] | None = None,
     now: datetime | None = None,
     encoder: Encoder | None = None,
+    any_prompt: bool = False,
 ) -> JinjaTemplate:
     """The tokenizer's own chat template, or the one given, ready to render.
 
@@ -427,6 +434,8 @@ def open_jinja_template(
     enable_thinking; stored with the template, since it changes tokens.
     now: the date for templates that ask for it with `strftime_now`; stored, too.
     encoder: gives the ids of text between special tokens; without one, the tokenizer does.
+    any_prompt: an answer need not follow the generation prompt; it is trained from where the
+    template writes something else. For templates that prompt for reasoning and never write it.
     """
     given = dict(variables or {})
     try:
@@ -441,7 +450,7 @@ def open_jinja_template(
             "transformers, such as AutoTokenizer.from_pretrained(...), or a template made of tokens"
         )
     source = _source(tokenizer, chat_template)
-    engine = JinjaEngine(tokenizer, source, given, now)
+    engine = JinjaEngine(tokenizer, source, given, now=now, any_prompt=any_prompt)
     label = name or f"jinja-{_sha256(source)[:12]}"
     try:
         facts = find_facts(engine)

@@ -32,6 +32,7 @@ import numpy as np
 from shardmill.chat.policy import (
     ASSISTANT,
     REASONS,
+    TOOL,
     TRAIN_ON,
     ChatTemplate,
     CheckedMessage,
@@ -390,7 +391,9 @@ class Judge:
                 raise example.failure("words", f"turn {turn} must be trained, and is not")
             return  # nothing was said, and ends are not trained
         start, stop = example.bounds[turn : turn + 2]
-        if not self.has_blocks and not np.array_equal(example.ids[start:first], shape.opening):
+        follows_tool = turn > 0 and example.roles[turn - 1] == TOOL
+        is_free = self.has_blocks or (self.is_jinja and follows_tool)  # by its prompt, and no other
+        if not is_free and not np.array_equal(example.ids[start:first], shape.opening):
             found, wanted = map(self.reader.text, (example.ids[start:first], shape.opening))
             raise example.failure(
                 "opening", f"turn {turn} is trained after {found!r}: wanted {wanted!r}"

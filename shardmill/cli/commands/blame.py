@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from shardmill.building.api import open_template
+from shardmill.building.api import open_template, recorded_template
 from shardmill.cli.options import Special, parse_special
 from shardmill.cli.printing import Answer, escape_brackets
 from shardmill.cli.steps import Rank, TrainingOrder, find_moment
@@ -50,7 +50,7 @@ class BlameCommand(TrainingOrder):
     on_bad: Annotated[Literal["error", "skip"] | None, "As the build had it."] = None
     file_seed: Annotated[int | None, "The --seed of the build, if it had one."] = None
     shape: Annotated[str | None, "Of chats, as the build had it."] = None
-    template: Annotated[str | None, "Of chats: needed only for a Jinja template."] = None
+    template: Annotated[str | None, "Of chats. Default: the one that the store records."] = None
     special: Special = None
     fill: Annotated[
         str | None, "Order of the splits, e.g. val,train, if the store does not record it."
@@ -65,14 +65,18 @@ class BlameCommand(TrainingOrder):
         store = open_store(self.folder)
         split, token = _find_token(store, self)
         special, template = parse_special(self.special), None
+        tokenizer = open_named(self.tokenizer, special, store)
+        recorded = (store.manifest.options.get("chat") or {}).get("template") or {}
         if self.template is not None:
             _, template, _ = open_template(self.template, self.tokenizer, special)
+        elif recorded.get("kind") == "jinja" and "source" in recorded:
+            template = recorded_template(recorded, self.tokenizer, tokenizer)
         found = blame_tokens(
             store,
             split,
             range(token, token + 1 if self.stop is None else self.stop),
             inputs=_open_inputs(store, self),
-            tokenizer=open_named(self.tokenizer, special, store),
+            tokenizer=tokenizer,
             template=template,
             fill=None if self.fill is None else self.fill.split(","),
         )

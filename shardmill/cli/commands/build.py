@@ -24,6 +24,7 @@ from shardmill.cli.options import (
     parse_bytes,
     parse_role_map,
     parse_special,
+    parse_template_vars,
 )
 from shardmill.cli.printing import Answer
 from shardmill.cli.terminal import build_progress
@@ -141,15 +142,31 @@ class BuildChatsCommand(BuildOptions):
     split_think: Annotated[
         bool, "<think>...</think> before an assistant's words is its reasoning."
     ] = False
+    chat_template: Annotated[
+        str | None, "Of a tokenizer with several Jinja templates, the name of one."
+    ] = None
+    template_var: Annotated[
+        list[str] | None, "NAME=VALUE for a Jinja template, as enable_thinking=false."
+    ] = None
+    template_date: Annotated[
+        str | None, "The date for a Jinja template that writes today's, as 2024-07-26."
+    ] = None
+    any_prompt: Annotated[
+        bool, "Answers of a Jinja template need not follow its generation prompt."
+    ] = False
     train_on: Annotated[
         Literal["assistant", "last-assistant", "all"], "Which turns are trained."
     ] = "assistant"
+    fan_out: Annotated[
+        bool,
+        "An example for each answer with all before it, for templates that change the past.",
+    ] = False
     train_on_eot: Annotated[bool, "A trained turn trains its end token too."] = True
     seed: Annotated[int, "Decides which conversations go to 'val' and 'test'."] = 0
 
     def run(self) -> Answer:
         given = {"special": parse_special(self.special), "role_map": parse_role_map(self.role_map)}
-        return _run_build(self, **given)
+        return _run_build(self, **given, template_vars=parse_template_vars(self.template_var))
 
 
 def _sizes(options: BuildOptions) -> dict[str, Any]:
@@ -161,7 +178,8 @@ def _sizes(options: BuildOptions) -> dict[str, Any]:
 def _run_build(options: BuildOptions, **more: Any) -> Answer:
     """Build with these options; `more` replaces options."""
     keywords = {**vars(options), **_sizes(options)}
-    keywords = {name: keywords[name] for name in keywords if name not in ("as_json", "dry_run")}
+    other = ("as_json", "dry_run", "template_var")
+    keywords = {name: keywords[name] for name in keywords if name not in other}
     # Ray prints to stdout what goes wrong on its nodes
     with build_progress() as progress, redirect_stdout(sys.stderr):
         try:
