@@ -1,0 +1,180 @@
+"""From the source of a template to code that asks the sandbox before it does anything.
+
+Each loop body, macro and block of a call first pays for its own code. What Jinja's code does with
+Python's own operators (`~`, `in`, comparisons, slices, keys, output) is done by the sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shardmill.errors import missing_extra
+
+try:
+    from jinja2 import TemplateSyntaxError, nodes
+    from jinja2.compiler import CodeGenerator, operators
+    from jinja2.ext import Extension
+except ImportError as missing:
+    raise missing_extra("jinja2", "hub") from missing
+
+MAX_NODES = 10_000  # of the syntax tree; published templates: 1,250
+MAX_NESTING = 60  # of the syntax tree; published: 22
+MAX_BRACKETS = 20  # open at once; published: 4
+
+_UNSUPPORTED = {
+    nodes.Import: "import",
+    nodes.FromImport: "from",
+    nodes.Include: "include",
+    nodes.Extends: "extends",
+    nodes.Block: "block",
+    nodes.ScopedEvalContextModifier: "autoescape",
+}
+_COSTS: dict[type[nodes.Node], int] = {
+    **dict.fromkeys((nodes.For, nodes.Macro, nodes.CallBlock), 16),
+    **dict.fromkeys((nodes.List, nodes.Tuple, nodes.Dict, nodes.Call, nodes.Filter), 4),
+}
+"""Quarters of a step; every other node costs one."""
+
+
+def check_tree(tree: nodes.Template) -> None:
+    found: list[tuple[nodes.Node, int]] = [(tree, 0)]
+    for count, (node, depth) in enumerate(found):
+        if type(node) in _UNSUPPORTED:
+            tag = _UNSUPPORTED[type(node)]
+            message = f"{{% {tag} %}} is not supported: a chat template is one file, without blocks"
+            raise TemplateSyntaxError(message, node.lineno)
+        if depth > MAX_NESTING or count > MAX_NODES:
+            many = f"{MAX_NODES:,} parts, or {MAX_NESTING} inside each other"
+            raise TemplateSyntaxError(f"the template has more than {many}", node.lineno)
+        found += [(child, depth + 1) for child in node.iter_child_nodes()]
+
+
+def _environment(name: str, *args: nodes.Expr) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
+
+
+def pay_for_bodies(node: nodes.Node) -> int:
+    """What a node costs when it runs once, in quarters of a step. What runs more often (the bodies
+    of loops and macros) is made to pay for itself each time."""
+    cost = _COSTS.get(type(node), 1)
+    again: list[nodes.Node] = []
+    if isinstance(node, nodes.For):
+        again = list(node.body)
+        if node.test is not None:
+            # Items that the test rejects never reach the body.
+            pay = _environment("spend", nodes.Const(1 + (pay_for_bodies(node.test) >> 2)))
+            node.test = nodes.And(pay, node.test).set_lineno(node.lineno)
+    elif isinstance(node, (nodes.Macro, nodes.CallBlock)):
+        again = [*node.body, *node.defaults]
+    inside = sum(map(pay_for_bodies, again))
+    skip = set(map(id, again))
+    cost += sum(pay_for_bodies(child) for child in node.iter_child_nodes() if id(child) not in skip)
+    if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock)):
+        first: list[nodes.Node] = [
+            nodes.ExprStmt(_environment("spend", nodes.Const(1 + (inside >> 2))))
+        ]
+        if isinstance(node, nodes.For):
+            one = isinstance(node.target, nodes.Name)
+            value = nodes.Name(node.target.name, "load") if one else nodes.Const(None)  # type: ignore[attr-defined]
+            first.append(nodes.Output([_environment("enter_loop", value)]))
+        node.body[:0] = [part.set_lineno(node.lineno) for part in first]
+    return cost
+
+
+class Generation(Extension):
+    """`{% generation %}`, which marks what is trained; and a limit that the parser needs."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(_environment("generation"), [], [], body).set_lineno(line)
+
+    def filter_stream(self, stream: Any) -> Iterator[Any]:
+        depth = 0
+        for token in stream:
+            if token.type in ("lparen", "lbracket", "lbrace"):
+                depth += 1
+            elif token.type in ("rparen", "rbracket", "rbrace"):
+                depth -= 1
+            if depth > MAX_BRACKETS:
+                message = f"more than {MAX_BRACKETS} brackets are open at once"
+                raise TemplateSyntaxError(message, token.lineno)
+            yield token
+
+
+class SandboxCode(CodeGenerator):
+    """Leads to the sandbox what Jinja's own code does without asking it."""
+
+    def _visit_between(self, parts: Iterable[nodes.Node | str], frame: Any) -> None:
+        for part in parts:
+            if isinstance(part, str):
+                self.write(part)
+            else:
+                self.visit(part, frame)
+
+    def visit_Call(self, node: nodes.Call, frame: Any, forward_caller: bool = False) -> None:  # noqa: N802
+        if isinstance(node.node, nodes.EnvironmentAttribute):  # ours: templates cannot write it
+            self._visit_between([node.node, "(", *node.args], frame)
+            self.write("caller=caller)" if forward_caller else ")")
+            return
+        self._visit_between(["environment.call(context, ", node.node], frame)
+        self.signature(node, frame, {"caller": "caller"} if forward_caller else None)
+        self.write(")")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:  # noqa: N802
+        self.write("environment.concat_operands((")
+        for part in node.nodes:
+            self._visit_between([part, ", "], frame)
+        self.write("))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Any) -> None:  # noqa: N802
+        # `a < b in c` is `a < (t := b) and t in c`.
+        self.write("(")
+        left: nodes.Node | str = node.expr
+        for at, operand in enumerate(node.ops):
+            name = self.temporary_identifier() if at + 1 < len(node.ops) else ""
+            right = [f"({name} := ", operand.expr, ")"] if name else [operand.expr]
+            if operand.op in ("in", "notin"):
+                no = "not " if operand.op == "notin" else ""
+                parts = [f"{no}environment.contains(", left, ", ", *right, ")"]
+            elif isinstance(left, nodes.Const) or isinstance(operand.expr, nodes.Const):
+                parts = [left, f" {operators[operand.op]} ", *right]  # as cheap as the constant
+            else:
+                parts = ["environment.weighed(", left, f") {operators[operand.op]} ", *right]
+            self._visit_between([" and " if at else "", *parts], frame)
+            left = name
+        self.write(")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:  # noqa: N802
+        self._visit_between(["environment.getitem(", node.node, ", "], frame)
+        if isinstance(node.arg, nodes.Slice):
+            for before, part in zip(
+                ("slice(", ", ", ", "), (node.arg.start, node.arg.stop, node.arg.step), strict=True
+            ):
+                self._visit_between([before, "None" if part is None else part], frame)
+            self.write("))")
+        else:
+            self._visit_between([node.arg, ")"], frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Any) -> None:  # noqa: N802
+        self.write("{")
+        for pair in node.items:
+            self._visit_between(["environment.weighed(", pair.key, "): ", pair.value, ", "], frame)
+        self.write("}")
+
+    def visit_Neg(self, node: nodes.Neg, frame: Any) -> None:  # noqa: N802
+        if isinstance(node.node, nodes.Const) and type(node.node.value) in (int, float):
+            self._visit_between(["(-", node.node, ")"], frame)
+        else:
+            self._visit_between(["environment.call_unop(context, '-', ", node.node, ")"], frame)
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
+        if type(node) not in (nodes.TemplateData, nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Any, finalize: Any) -> None:  # noqa: ARG002
+        self.write("environment.written(")
