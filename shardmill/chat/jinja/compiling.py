@@ -19,7 +19,7 @@ except ImportError as missing:
     raise missing_extra("jinja2", "hub") from missing
 
 MAX_NODES = 10_000  # of the syntax tree; published templates: 1,250
-MAX_NESTING = 60  # of the syntax tree; published: 22
+MAX_NESTING = 100  # of the syntax tree, and of values; published: 22
 MAX_BRACKETS = 20  # open at once; published: 4
 
 _UNSUPPORTED = {
@@ -54,31 +54,35 @@ def _environment(name: str, *args: nodes.Expr) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
 
 
-def pay_for_bodies(node: nodes.Node) -> int:
+def pay_for_bodies(node: nodes.Node, *, tell_loops: bool) -> int:
     """What a node costs when it runs once, in quarters of a step. What runs more often (the bodies
-    of loops and macros) is made to pay for itself each time."""
+    of loops and macros) is made to pay for itself each time.
+
+    tell_loops: whether each loop body also starts with `enter_loop`.
+    """
+
+    def together(parts: Iterable[nodes.Node]) -> int:
+        return sum(pay_for_bodies(part, tell_loops=tell_loops) for part in parts)
+
     cost = _COSTS.get(type(node), 1)
-    again: list[nodes.Node] = []
-    if isinstance(node, nodes.For):
-        again = list(node.body)
-        if node.test is not None:
-            # Items that the test rejects never reach the body.
-            pay = _environment("spend", nodes.Const(1 + (pay_for_bodies(node.test) >> 2)))
-            node.test = nodes.And(pay, node.test).set_lineno(node.lineno)
-    elif isinstance(node, (nodes.Macro, nodes.CallBlock)):
-        again = [*node.body, *node.defaults]
-    inside = sum(map(pay_for_bodies, again))
-    skip = set(map(id, again))
-    cost += sum(pay_for_bodies(child) for child in node.iter_child_nodes() if id(child) not in skip)
-    if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock)):
-        first: list[nodes.Node] = [
-            nodes.ExprStmt(_environment("spend", nodes.Const(1 + (inside >> 2))))
-        ]
-        if isinstance(node, nodes.For):
-            one = isinstance(node.target, nodes.Name)
-            value = nodes.Name(node.target.name, "load") if one else nodes.Const(None)  # type: ignore[attr-defined]
-            first.append(nodes.Output([_environment("enter_loop", value)]))
-        node.body[:0] = [part.set_lineno(node.lineno) for part in first]
+    if not isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock)):
+        return cost + together(node.iter_child_nodes())
+    cost += together(node.iter_child_nodes(exclude=("body", "defaults", "test")))
+    each = together(node.body)
+    first: list[nodes.Node] = []
+    if not isinstance(node, nodes.For):
+        each += together(node.defaults)
+    elif node.test is not None:
+        # Items that the test rejects never reach the body.
+        pay = _environment("spend", nodes.Const(1 + (together([node.test]) >> 2)))
+        node.test = nodes.And(pay, node.test).set_lineno(node.lineno)
+    if isinstance(node, nodes.For) and tell_loops:
+        value = (
+            nodes.Name(node.target.name, "load") if isinstance(node.target, nodes.Name) else None
+        )
+        first = [nodes.Output([_environment("enter_loop", value or nodes.Const(None))])]
+    first = [nodes.ExprStmt(_environment("spend", nodes.Const(1 + (each >> 2)))), *first]
+    node.body[:0] = [part.set_lineno(node.lineno) for part in first]
     return cost
 
 
@@ -122,6 +126,17 @@ class SandboxCode(CodeGenerator):
             return
         self._visit_between(["environment.call(context, ", node.node], frame)
         self.signature(node, frame, {"caller": "caller"} if forward_caller else None)
+        self.write(")")
+
+    def visit_Add(self, node: nodes.Add, frame: Any) -> None:  # noqa: N802
+        operands = [node.right]
+        left = node.left
+        while isinstance(left, nodes.Add):
+            operands.append(left.right)
+            left = left.left
+        self._visit_between(["environment.add(context, ", left], frame)
+        for operand in reversed(operands):
+            self._visit_between([", ", operand], frame)
         self.write(")")
 
     def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:  # noqa: N802

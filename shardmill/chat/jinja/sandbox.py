@@ -14,7 +14,6 @@ subclasses of str; a piece that is one comes out as it is.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, ValuesView
 from datetime import datetime
 from operator import length_hint
@@ -94,7 +93,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def started(self, input_size: int) -> Self:
         """A copy with a full budget, for one rendering of messages of so many characters."""
-        fresh = copy.copy(self)
+        fresh = object.__new__(type(self))
+        fresh.__dict__.update(self.__dict__)
         fresh.steps = fresh.max_steps = MAX_STEPS + STEPS_PER_CHARACTER * input_size
         fresh.max_text = MAX_TEXT + TEXT_PER_CHARACTER * input_size
         fresh.max_items = MAX_ITEMS + input_size
@@ -237,6 +237,22 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.spend(each * length_hint(container))
         return bool(item in container)
 
+    def add(self, context: object, *operands: Any) -> Any:
+        """`a + b + c`: texts at once, all else two by two."""
+        for operand in operands:
+            if type(operand) is not str:
+                break
+        else:
+            size = sum(map(len, operands))
+            self.steps -= size >> 4
+            if self.steps < 0 or size > self.max_text:
+                self.room(size)
+            return "".join(operands)
+        total, *others = operands
+        for operand in others:
+            total = self.call_binop(context, "+", total, operand)
+        return total
+
     def call_binop(self, context: object, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002
         if operator == "+":
             if isinstance(left, str) and isinstance(right, str):
@@ -253,8 +269,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             check_percent(self, left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             self._number(left.bit_length() * right)
-        result = self.binop_table[operator](left, right)
-        return result if type(result) is str and operator == "+" else self.checked(result)
+        return self.checked(self.binop_table[operator](left, right))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """`obj.attribute`: a method if the type has one of this name, else the item."""
@@ -274,6 +289,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """`obj[argument]`: the item, else the attribute; `argument` may be a slice."""
+        if type(obj) is dict and type(argument) is str and argument in obj:
+            return obj[argument]
         if type(argument) is slice:
             return self.checked(obj[argument])
         if not isinstance(argument, (str, int)):
@@ -336,7 +353,8 @@ class Program:
         try:
             tree = sandbox.parse(source)
             check_tree(tree)
-            self._cost = pay_for_bodies(tree)
+            follows = type(sandbox).enter_loop is not TemplateSandbox.enter_loop
+            self._cost = pay_for_bodies(tree, tell_loops=follows)
             tree.set_environment(sandbox)
             code = sandbox.compile(tree)
             self._template = Template.from_code(sandbox, code, {})
