@@ -33,8 +33,10 @@ _UNSUPPORTED = {
 _COSTS: dict[type[nodes.Node], int] = {
     **dict.fromkeys((nodes.For, nodes.Macro, nodes.CallBlock), 16),
     **dict.fromkeys((nodes.List, nodes.Tuple, nodes.Dict, nodes.Call, nodes.Filter), 4),
+    **dict.fromkeys((nodes.Getattr, nodes.Getitem, nodes.Test, nodes.Compare), 4),
 }
 """Quarters of a step; every other node costs one."""
+_SMALL_BRANCH = 16
 
 
 def check_tree(tree: nodes.Template) -> None:
@@ -65,6 +67,17 @@ def pay_for_bodies(node: nodes.Node, *, tell_loops: bool) -> int:
         return sum(pay_for_bodies(part, tell_loops=tell_loops) for part in parts)
 
     cost = _COSTS.get(type(node), 1)
+    if isinstance(node, nodes.If):
+        # What is seldom taken must not be paid for each time: some published templates look for a
+        # message in a loop over all others, and skip the rest of the body once they found it.
+        for branch in (node.body, node.else_):
+            inside = together(branch)
+            if inside > _SMALL_BRANCH:
+                pay_here = nodes.ExprStmt(_environment("spend", nodes.Const(inside >> 2)))
+                branch.insert(0, pay_here.set_lineno(node.lineno))
+            else:
+                cost += inside
+        return cost + together([node.test, *node.elif_])
     if not isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock)):
         return cost + together(node.iter_child_nodes())
     cost += together(node.iter_child_nodes(exclude=("body", "defaults", "test")))
@@ -81,7 +94,7 @@ def pay_for_bodies(node: nodes.Node, *, tell_loops: bool) -> int:
             nodes.Name(node.target.name, "load") if isinstance(node.target, nodes.Name) else None
         )
         first = [nodes.Output([_environment("enter_loop", value or nodes.Const(None))])]
-    first = [nodes.ExprStmt(_environment("spend", nodes.Const(1 + (each >> 2)))), *first]
+    first = [nodes.ExprStmt(_environment("spend", nodes.Const(max(each >> 2, 1)))), *first]
     node.body[:0] = [part.set_lineno(node.lineno) for part in first]
     return cost
 

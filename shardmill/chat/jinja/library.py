@@ -66,7 +66,7 @@ class ClosedList(dict[str, Run]):
 
 def refuse(what: str, name: object, supported: Iterable[str]) -> NoReturn:
     names = ", ".join(sorted(supported)) or "none"
-    raise SecurityError(f"{what} {str(name)[:50]!r} is not supported; supported are {names}")
+    raise SecurityError(f"{what} {str(name)[:50]!r} is not supported; supported: {names}")
 
 
 # Ways to pay.
@@ -216,9 +216,13 @@ def check_percent(environment: TemplateSandbox, text: str, args: object) -> None
     """Pay for `text % args`. Every number in the text may be a width."""
     if re.search(r"%[-+ #0]*(?:\*|\d*\.\*)", text):
         raise SecurityError("a width of '*' is not supported in '%' formats: write it as a number")
-    widths = sum(int(digits[:9]) for digits in re.findall(r"\d+", text))
     size = environment.weigh(args, to_write=True)
-    environment.room(len(text) + widths + text.count("%") * size)
+    environment.room(len(text) + _widths(text) + text.count("%") * size)
+
+
+def _widths(text: str) -> int:
+    """The sum of all numbers in a text; any of more than 12 digits is too large anyway."""
+    return sum(int(digits[:13]) for digits in re.findall(r"\d+", text))
 
 
 class _Formatter(SandboxedFormatter):
@@ -231,7 +235,7 @@ class _Formatter(SandboxedFormatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec:
-            self.environment.room(sum(int(run[:9]) for run in re.findall(r"\d+", format_spec)))
+            self.environment.room(_widths(format_spec))
             text = format(value, format_spec)
         else:
             text = self.environment.text_of(value)
@@ -247,7 +251,7 @@ class _Formatter(SandboxedFormatter):
 
 def _format_method(environment: TemplateSandbox, text: str, *args: Any, **options: Any) -> str:
     if isinstance(text, Markup):
-        refuse("method of a safe text", "format", ())
+        refuse("Markup attribute", "format", ())
     environment.spend(len(text))
     return str(environment.checked(_Formatter(environment).vformat(text, args, options)))
 

@@ -53,7 +53,8 @@ except ImportError as missing:
     raise missing_extra("jinja2", "hub") from missing
 
 MAX_SOURCE = 100_000  # characters of a template; the longest published ones have 20,000
-MAX_STEPS, STEPS_PER_CHARACTER = 1_000_000, 8  # per character of the messages
+MAX_STEPS, STEPS_PER_CHARACTER = 1_000_000, 4  # per character of the messages
+STEPS_PER_PAIR = 2  # of messages: some published templates compare each with each
 MAX_TEXT, TEXT_PER_CHARACTER = 2**20, 64  # characters of the output, and of any other text
 MAX_ITEMS = 100_000  # of a list or range, plus one for each character of the messages
 MAX_NUMBER_BITS = 2048
@@ -91,11 +92,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """The template, compiled; TemplateError if that is not possible."""
         return Program(self, source)
 
-    def started(self, input_size: int) -> Self:
+    def started(self, input_size: int, num_messages: int = 0) -> Self:
         """A copy with a full budget, for one rendering of messages of so many characters."""
         fresh = object.__new__(type(self))
         fresh.__dict__.update(self.__dict__)
-        fresh.steps = fresh.max_steps = MAX_STEPS + STEPS_PER_CHARACTER * input_size
+        fresh.max_steps = MAX_STEPS + STEPS_PER_CHARACTER * input_size
+        fresh.max_steps += STEPS_PER_PAIR * num_messages**2
+        fresh.steps = fresh.max_steps
         fresh.max_text = MAX_TEXT + TEXT_PER_CHARACTER * input_size
         fresh.max_items = MAX_ITEMS + input_size
         return fresh
@@ -311,16 +314,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, name, _MISSING)
         if issubclass(kind, Undefined):
             return obj._fail_with_undefined_error()
-        for base, methods in METHODS.items():
-            if issubclass(kind, base):
-                run = methods.get(name)
-                if run is not None:
-                    return Function(name, run, obj)
-                if hasattr(obj, name):
-                    refuse(f"attribute of a {kind.__name__}", name, methods)
-                return _MISSING
-        if hasattr(obj, name):
-            refuse(f"attribute of a {kind.__name__}", name, ["its items"])
+        methods = next((METHODS[base] for base in METHODS if issubclass(kind, base)), {})
+        if name in methods:
+            return Function(name, methods[name], obj)
+        if name.startswith("__") or hasattr(obj, name):
+            refuse(f"{kind.__name__} attribute", name, methods)
         return _MISSING
 
     def call(self, context: object, function: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[override] # noqa: ARG002
@@ -378,7 +376,10 @@ class Program:
         input_size: the characters of the messages, which the budget grows with.
         sandbox: a `started` copy to use, for whoever wants to read what it collected.
         """
-        run = self.sandbox.started(input_size) if sandbox is None else sandbox
+        messages = context.get("messages")
+        run = sandbox or self.sandbox.started(
+            input_size, len(messages) if isinstance(messages, list) else 0
+        )
         written: list[str] = []
         size = 0
         try:
@@ -387,7 +388,7 @@ class Program:
             for piece in self._template.root_render_func(names, environment=run):  # type: ignore[call-arg]
                 size += len(piece)
                 if size > run.max_text:
-                    run.room(size)
+                    raise LimitError(f"it writes more than {run.max_text:,} characters")
                 written.append(piece)
         except _NOT_THE_TEMPLATE:
             raise
