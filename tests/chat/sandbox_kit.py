@@ -285,6 +285,50 @@ HOSTILE: dict[str, str] = {
     + "{% for i in [n.a, m.a] %}{{ loop.changed(i) }}{% endfor %}",
     "namespace in itself": "{% set n = namespace() %}{% set n.n = n %}{{ [n] }}",
     "namespace in itself, JSON": "{% set n = namespace() %}{% set n.n = [n] %}{{ n.n|tojson }}",
+    "set of keys": "{% set d = {'a': 1} %}{{ d.keys() - d.keys() }}",
+    "same hashes": "{{ range(0, 99999 * (2 ** 61 - 1), 2 ** 61 - 1)|unique|list|length }}",
+    "same hashes as keys": "{{ {(2 ** 61 - 1) * 5: 1} }}",
+    "same hashes in tuples": "{{ dict([[((2 ** 61 - 1) * 5,), 1]]) }}",
+    "shared, from pairs read once": TUPLES + "{{ dict([[n.a, 1]|map('default')]) }}",
+    "starts with many": _many("{{ 'b'.startswith(('a',) * 99999) }}"),
+    "negative times": "{% set a = 'abc' * -(10 ** 12) %}{% set b = [1] * -(10 ** 12) %}"
+    + _many("x"),
+    "negative indent": LONG + "{% set b = 'a\\nb'|indent(-(10 ** 12)) %}" + _many("x"),
+    "many attributes": LONG + "{{ [{'a': a}]|sort(attribute='a,' * 20000 ~ 'a') }}",
+    "few attributes": LONG + "{{ [{'a': a}]|sort(attribute='a,' * 49 ~ 'a') }}",
+    "loop over loop": "{% for i in 'abc' %}{% for j in loop %}{% endfor %}{% endfor %}",
+    "loop of a loop": "{% for i in [1] recursive %}{{ loop(loop) }}{% endfor %}",
+    "title of words": _many("{{ ('a ' * 50000)|title|length }}"),
+    "words": _many("{{ ('a ' * 50000)|wordcount }}"),
+    "str.format of fields": _many("{{ ('{}' * 5000).format(*range(5000)) }}"),
+    "long constants": _many("{{ 'a' * 70000 == '" + "a" * 70_000 + "' }}"),
+    "long list constants": _many("{% set x = [" + "1," * 9_000 + "] %}"),
+    "chain of undefined": "{% set n = namespace(u=1) %}" + _many("{% set n.u = [][n.u] %}"),
+    "chain of methods": "{% set n = namespace(u=1) %}" + _many("{% set n.u = [n.u].index %}"),
+    "chain of iterators": "{% set n = namespace(u=1) %}" + _many("{% set n.u = [n.u]|reverse %}"),
+    "chain of views": "{% set n = namespace(u=1) %}" + _many("{% set n.u = {'a': n.u}.items() %}"),
+    "chain of macros": "{% set n = namespace(m=1) %}{% macro f(old) %}{% macro m() %}{{ old }}{% endmacro %}{% set n.m = m %}{% endmacro %}"
+    + _many("{{ f(n.m) }}"),
+    "chain of namespaces": "{% set n = namespace(u=1) %}"
+    + _many("{% set n.u = namespace(u=n.u) %}"),
+    "JSON, deep and indented": "{% set n = namespace(a=1) %}{% for i in range(90) %}{% set n.a = [n.a, 1] %}{% endfor %}"
+    + _many("{% set x = n.a|tojson(indent=1) %}"),
+    "filters of one item": _many("{% set x = [1]|map('string')|select|list|first %}"),
+    "plain arithmetic": _many("{% set x = i * j + i - j // 3 %}"),
+    "missing items": _many("{% set x = i['a']['b'] if i['a'] is defined %}"),
+    "text of a list": _many("{% set x = [i, j, [i, j]] ~ '' %}"),
+    "indexed errors": _many("{% set x = [].a or {}.a or ''.a or i.a %}"),
+    "split words": _many("{% set x = 'a b c d e f g h i j k l'.split() %}"),
+    "joined words": _many("{% set x = ['a', 'b', i, j]|join(', ') %}"),
+    "macro calls": "{% macro m(a, b=1) %}{{ a }}{{ b }}{% endmacro %}"
+    + _many("{% set x = m(i) %}"),
+    "JSON of little": _many("{% set x = {'a': i, 'b': [j]}|tojson %}"),
+    "JSON of little, indented": _many("{% set x = {'a': i, 'b': [j]}|tojson(indent=2) %}"),
+    "formatted": _many("{% set x = '{:>3} {}'.format(i, j) %}"),
+    "formatted by percent": _many("{% set x = '%3d %s' % (i, j) %}"),
+    "dates": _many("{% set x = strftime_now('%A %d %B %Y %H:%M:%S') %}"),
+    "sorted little": _many("{% set x = [i, j, 3, 2]|sort %}"),
+    "indented": _many("{% set x = 'a\\nb\\nc'|indent(4) %}"),
     # numbers
     "power": "{{ 10 ** (10 ** 9) }}",
     "power by steps": SHARED.replace("START", "10").replace("STEP", "n.a * n.a") + "{{ n.a }}",
@@ -358,7 +402,10 @@ HOSTILE: dict[str, str] = {
     )
     + "{{ x.y.z() }}",
     "many macros, wide": "{% macro m() %}{% endmacro %}" * 3_000 + "{{ x.y.z() }}",
-    "wide in deep loops": "{% for i in [1] %}" * 19 + "{{ a }}" * 4_700 + "{{ x.y.z() }}" + "{% endfor %}" * 19,
+    "wide in deep loops": "{% for i in [1] %}" * 19
+    + "{{ a }}" * 4_700
+    + "{{ x.y.z() }}"
+    + "{% endfor %}" * 19,
     "unclosed": "{{ 'a",
     "unclosed comment": "{#" * 40_000,
     "wrong tag": "{% nothing %}",

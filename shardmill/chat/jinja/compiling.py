@@ -22,7 +22,7 @@ MAX_NODES = 10_000  # of the syntax tree; published templates: 1,250
 MAX_NESTING = 100  # of the syntax tree, and of values; published: 22
 MAX_BRACKETS = 20  # open at once; published: 4
 
-_UNSUPPORTED = {
+_UNSUPPORTED: dict[type[nodes.Node], str] = {
     nodes.Import: "import",
     nodes.FromImport: "from",
     nodes.Include: "include",
@@ -33,6 +33,7 @@ _UNSUPPORTED = {
 _COSTS: dict[type[nodes.Node], int] = {
     **dict.fromkeys((nodes.For, nodes.Macro, nodes.CallBlock), 16),
     **dict.fromkeys((nodes.List, nodes.Tuple, nodes.Dict, nodes.Call, nodes.Filter), 4),
+    **dict.fromkeys((nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow), 3),
     **dict.fromkeys((nodes.Getattr, nodes.Getitem, nodes.Test, nodes.Compare), 4),
 }
 """Quarters of a step; every other node costs one."""
@@ -52,7 +53,7 @@ def check_tree(tree: nodes.Template) -> None:
         found += [(child, depth + 1) for child in node.iter_child_nodes()]
 
 
-def _environment(name: str, *args: nodes.Expr) -> nodes.Call:
+def _environment(name: str, *args: nodes.Node) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
 
 
@@ -67,6 +68,8 @@ def pay_for_bodies(node: nodes.Node, *, tell_loops: bool) -> int:
         return sum(pay_for_bodies(part, tell_loops=tell_loops) for part in parts)
 
     cost = _COSTS.get(type(node), 1)
+    if isinstance(node, nodes.Const) and isinstance(node.value, str):
+        return cost + (len(node.value) >> 2)
     if isinstance(node, nodes.If):
         # What is seldom taken must not be paid for each time: some published templates look for a
         # message in a loop over all others, and skip the rest of the body once they found it.
@@ -82,6 +85,8 @@ def pay_for_bodies(node: nodes.Node, *, tell_loops: bool) -> int:
         return cost + together(node.iter_child_nodes())
     cost += together(node.iter_child_nodes(exclude=("body", "defaults", "test")))
     each = together(node.body)
+    if isinstance(node, nodes.For):
+        node.iter = _environment("looped", node.iter)
     first: list[nodes.Node] = []
     if not isinstance(node, nodes.For):
         each += together(node.defaults)
@@ -141,7 +146,7 @@ class SandboxCode(CodeGenerator):
         self.signature(node, frame, {"caller": "caller"} if forward_caller else None)
         self.write(")")
 
-    def visit_Add(self, node: nodes.Add, frame: Any) -> None:  # noqa: N802
+    def visit_Add(self, node: nodes.BinExpr, frame: Any) -> None:  # noqa: N802
         operands = [node.right]
         left = node.left
         while isinstance(left, nodes.Add):
@@ -190,10 +195,10 @@ class SandboxCode(CodeGenerator):
     def visit_Dict(self, node: nodes.Dict, frame: Any) -> None:  # noqa: N802
         self.write("{")
         for pair in node.items:
-            self._visit_between(["environment.weighed(", pair.key, "): ", pair.value, ", "], frame)
+            self._visit_between(["environment.key(", pair.key, "): ", pair.value, ", "], frame)
         self.write("}")
 
-    def visit_Neg(self, node: nodes.Neg, frame: Any) -> None:  # noqa: N802
+    def visit_Neg(self, node: nodes.UnaryExpr, frame: Any) -> None:  # noqa: N802
         if isinstance(node.node, nodes.Const) and type(node.node.value) in (int, float):
             self._visit_between(["(-", node.node, ")"], frame)
         else:

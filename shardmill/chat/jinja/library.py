@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardmill.errors import missing_extra
 
 try:
-    from jinja2 import TemplateError, TemplateRuntimeError
+    from jinja2 import TemplateError, TemplateRuntimeError, filters, tests
     from jinja2.exceptions import SecurityError
-    from jinja2.filters import FILTERS as JINJA_FILTERS
-    from jinja2.filters import make_attrgetter
     from jinja2.runtime import LoopContext, Undefined
     from jinja2.sandbox import SandboxedFormatter
-    from jinja2.tests import TESTS as JINJA_TESTS
     from jinja2.utils import Namespace, pass_context, pass_environment
     from markupsafe import Markup
 except ImportError as missing:
@@ -29,9 +27,11 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from shardmill.chat.jinja.sandbox import TemplateSandbox
 
-MAX_SPACING = 100  # characters that indent or separate the parts of JSON
+MAX_SPACING = 100  # characters that indent or separate JSON, or name what to sort by
 
 Run = Callable[..., Any]
+JINJA_FILTERS: dict[str, Any] = filters.FILTERS
+JINJA_TESTS: dict[str, Any] = tests.TESTS
 
 
 class LimitError(TemplateRuntimeError):
@@ -72,13 +72,13 @@ def refuse(what: str, name: object, supported: Iterable[str]) -> NoReturn:
 # Ways to pay.
 
 
-def _linear(run: Run) -> Run:
+def _linear(run: Run, *, times: int = 1) -> Run:
     """A filter whose time and result are proportional to what it is given."""
 
     @pass_environment
     def paid(environment: TemplateSandbox, value: Any, *args: Any, **options: Any) -> Any:
         for operand in (value, *args, *options.values()):
-            environment.weigh(operand, to_write=True)
+            environment.spend(environment.weigh(operand, to_write=True) * times >> 4)
         return environment.checked(run(value, *args, **options))
 
     return paid
@@ -109,7 +109,12 @@ def _ordered(name: str) -> Run:
     @pass_environment
     def paid(environment: TemplateSandbox, value: Any, *args: Any, **options: Any) -> Any:
         items = environment.listed(value)
-        size = environment.weigh(items) + len(items) * _per_item((*args, *options.values()))
+        size = environment.weigh(items, to_hash=name == "unique")
+        for part in (*args, *options.values()):
+            if isinstance(part, str):  # names to compare by, such as "a.b,c"
+                if len(part) > MAX_SPACING:
+                    raise LimitError(f"{name}: wanted an attribute of at most {MAX_SPACING}")
+                size *= 1 + len(part)
         environment.spend((size >> 2) * len(items).bit_length())
         result = JINJA_FILTERS[name](environment, items, *args, **options)
         return iter(list(result)) if name == "unique" else result
@@ -130,6 +135,8 @@ def _text(name: str) -> Run:
 
     def run(environment: TemplateSandbox, text: str, *args: Any) -> Any:
         environment.spend(len(text) >> 4)
+        for arg in args:
+            environment.weighed(arg)
         return environment.checked(getattr(text, name)(*args))
 
     return run
@@ -149,7 +156,7 @@ def _from_right(name: str) -> Run:
 def _strip(name: str) -> Run:
     """Each character of the text is looked up in `chars`."""
 
-    def run(environment: TemplateSandbox, text: str, chars: Any = None) -> Any:
+    def run(environment: TemplateSandbox, text: str, chars: Any = None, /) -> Any:
         longest = len(chars) if isinstance(chars, str) else 1
         environment.spend(len(text) * longest >> 4)
         return environment.checked(getattr(text, name)(chars))
@@ -182,7 +189,7 @@ def _pad(name: str) -> Run:
 
 
 def _replace(
-    environment: TemplateSandbox, text: str, old: str, new: str, count: int | None = -1
+    environment: TemplateSandbox, text: str, old: str, new: str, count: int | None = -1, /
 ) -> str:
     times = text.count(old)
     times = min(times, count) if count is not None and count >= 0 else times
@@ -249,10 +256,10 @@ class _Formatter(SandboxedFormatter):
         return super().convert_field(value, conversion)
 
 
-def _format_method(environment: TemplateSandbox, text: str, *args: Any, **options: Any) -> str:
+def _format_method(environment: TemplateSandbox, text: str, /, *args: Any, **options: Any) -> str:
     if isinstance(text, Markup):
         refuse("Markup attribute", "format", ())
-    environment.spend(len(text))
+    environment.spend(2 * len(text))
     return str(environment.checked(_Formatter(environment).vformat(text, args, options)))
 
 
@@ -294,7 +301,7 @@ def _join(
     items = environment.listed(value)
     if attribute is not None:
         environment.spend(len(items) * (1 + _per_item([attribute])))
-        items = list(map(make_attrgetter(environment, attribute), items))
+        items = list(map(filters.make_attrgetter(environment, attribute), items))
     texts = [environment.text_of(item) for item in items]
     return _join_texts(environment, environment.text_of(d), texts)
 
@@ -353,9 +360,11 @@ def _sum(
     attribute: str | int | None = None,
     start: Any = 0,
 ) -> Any:
+    if isinstance(start, str):
+        raise TypeError("sum() cannot add texts: use join")
     items = environment.listed(iterable)
     environment.spend(len(items) * (1 + _per_item([attribute])))
-    getter = make_attrgetter(environment, attribute)
+    getter = filters.make_attrgetter(environment, attribute)
     for item in items:
         start = environment.call_binop(None, "+", start, getter(item))
     return start
@@ -408,7 +417,7 @@ def _tojson(
     chunks: list[str] = []
     size = 0
     for chunk in encoder.iterencode(x):
-        environment.spend(1)
+        environment.spend(4)
         size += len(chunk)
         environment.room(len(chunk))
         if size > environment.max_text:
@@ -426,10 +435,16 @@ def _range(environment: TemplateSandbox, *args: int) -> range:
     return found
 
 
-def _dict(environment: TemplateSandbox, *args: Any, **options: Any) -> dict[Any, Any]:
+def _dict(environment: TemplateSandbox, /, *args: Any, **options: Any) -> dict[Any, Any]:
+    if len(args) > 1:
+        raise TypeError(f"dict expected at most 1 argument, got {len(args)}")
+    found: dict[Any, Any] = {}
     for arg in args:
-        environment.weigh(arg)
-    return dict(*args, **options)
+        pairs = arg.items() if isinstance(arg, dict) else arg
+        for pair in environment.listed(pairs):
+            key, value = environment.listed(pair)
+            found[environment.key(key)] = value
+    return found | options
 
 
 class PublicNamespace(Namespace):
@@ -441,7 +456,7 @@ class PublicNamespace(Namespace):
         super().__setitem__(name, value)
 
 
-def _namespace(environment: TemplateSandbox, *args: Any, **options: Any) -> PublicNamespace:
+def _namespace(environment: TemplateSandbox, /, *args: Any, **options: Any) -> PublicNamespace:
     found = PublicNamespace()
     for name, value in _dict(environment, *args, **options).items():
         if not isinstance(name, str):
@@ -473,7 +488,7 @@ def _changed(environment: TemplateSandbox, loop: LoopContext, *values: Any) -> b
 
 def _refused(name: str) -> Run:
     def run(*_: object, **__: object) -> NoReturn:
-        refuse("function", name, (known for known in GLOBALS if GLOBALS[known] is not run))
+        refuse("function", name, _FUNCTIONS)
 
     return run
 
@@ -494,9 +509,10 @@ FILTERS: dict[str, Run] = {
     },
     **{
         name: _linear(JINJA_FILTERS[name])
-        for name in ("capitalize", "e", "escape", "float", "int", "lower", "title", "upper")
+        for name in ("capitalize", "e", "escape", "float", "int", "lower", "upper")
     },
-    "wordcount": _linear(JINJA_FILTERS["wordcount"]),
+    "title": _linear(JINJA_FILTERS["title"], times=16),
+    "wordcount": _linear(JINJA_FILTERS["wordcount"], times=4),
     **{name: _each(name) for name in ("map", "reject", "rejectattr", "select", "selectattr")},
     **{name: _ordered(name) for name in ("max", "min", "sort", "unique")},
     "center": _center,
@@ -560,6 +576,7 @@ GLOBALS: dict[str, Run] = {
     "range": _range,
     "strftime_now": _strftime_now,
 }
+_FUNCTIONS = tuple(GLOBALS)
 for _name in ("cycler", "joiner", "lipsum"):  # of Jinja; so that the error says what there is
     GLOBALS[_name] = _refused(_name)
 
@@ -600,6 +617,14 @@ METHODS: dict[type, dict[str, Run]] = {
     float: {"is_integer": _plain("is_integer")},
     LoopContext: {"changed": _changed, "cycle": _cycle},
 }
+
+
+@lru_cache(maxsize=128)
+def methods_of(kind: type) -> Mapping[str, Run]:
+    """The methods that a template can call on values of this type."""
+    return next((METHODS[base] for base in METHODS if issubclass(kind, base)), {})
+
+
 LOOP_VARIABLES = frozenset(
     ("index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0")
 ) | {"previtem", "nextitem"}

@@ -32,12 +32,12 @@ from shardmill.chat.jinja.library import (
     FILTERS,
     GLOBALS,
     LOOP_VARIABLES,
-    METHODS,
     TESTS,
     ClosedList,
     Function,
     LimitError,
     check_percent,
+    methods_of,
     refuse,
 )
 from shardmill.errors import ShardmillError, TemplateError, missing_extra
@@ -58,11 +58,13 @@ STEPS_PER_PAIR = 2  # of messages: some published templates compare each with ea
 MAX_TEXT, TEXT_PER_CHARACTER = 2**20, 64  # characters of the output, and of any other text
 MAX_ITEMS = 100_000  # of a list or range, plus one for each character of the messages
 MAX_NUMBER_BITS = 2048
+MAX_KEY_BITS = 60  # from 2**61 - 1 on, numbers can be chosen whose hashes are all the same
 MAX_CALLS = 60  # macros and recursive loops inside each other
 
 _NOT_THE_TEMPLATE = (ShardmillError, ImportError, OSError)
 """Nothing in a template can raise these: they come from the code around it."""
 _MISSING = object()
+_OPERANDS = (str, int, float, list, tuple, dict, type(None), Undefined)
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -82,8 +84,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             extensions=[Generation, loopcontrols],
         )
         self.code_generator_class = SandboxCode
-        self.filters = ClosedList("filter", FILTERS)
-        self.tests = ClosedList("test", TESTS)
+        self.filters: Any = ClosedList("filter", FILTERS)
+        self.tests: Any = ClosedList("test", TESTS)
         self.globals = {name: Function(name, run) for name, run in GLOBALS.items()}
         self.now = now
         self.steps = self.max_steps = self.max_text = self.max_items = self.calls = 0
@@ -120,7 +122,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise LimitError(
                 f"a text of {characters:,} characters: at most {self.max_text:,} for these messages"
             )
-        self.spend(characters >> 4)
+        self.spend(max(characters, 0) >> 4)
 
     def hold(self, items: int) -> None:
         """Pay for a list before it is made."""
@@ -128,7 +130,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise LimitError(
                 f"a list of {items:,} items: at most {self.max_items:,} for these messages"
             )
-        self.spend(items >> 3)
+        self.spend(max(items, 0) >> 3)
 
     def checked(self, value: Any) -> Any:
         """Pay for a value that was just made from others of about its size."""
@@ -144,7 +146,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if bits > MAX_NUMBER_BITS:
             raise LimitError(f"a number of {bits:,} bits: at most {MAX_NUMBER_BITS:,}")
 
-    def weigh(self, value: object, *, to_write: bool = False) -> int:
+    def weigh(self, value: object, *, to_write: bool = False, to_hash: bool = False) -> int:
         """Pay for walking through a value; its size in items and characters.
 
         Lists can share their parts: forty steps of `[x, x]` are 2**40 parts to write, compare or
@@ -161,6 +163,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 if isinstance(part, str):
                     more += len(part)
                     self.spend(len(part) >> 4)
+                elif to_hash and isinstance(part, int) and part.bit_length() > MAX_KEY_BITS:
+                    raise LimitError(f"a key with a number of more than {MAX_KEY_BITS} bits")
                 elif part is None or isinstance(part, (int, float, Undefined, range)):
                     pass
                 elif isinstance(part, dict):
@@ -183,6 +187,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if not (value is None or isinstance(value, (int, float))):
             self.weigh(value)
         return value
+
+    def key(self, value: Any) -> Any:
+        """The value, once it was paid for that something keeps it as a key."""
+        if type(value) is not str:
+            self.weigh(value, to_hash=True)
+        return value
+
+    def looped(self, values: Any) -> Any:
+        """What a loop runs over. Not over another's `loop`: a thousand of them inside each other
+        would take a thousand calls for each item."""
+        if isinstance(values, LoopContext):
+            raise SecurityError("a loop over `loop` is not supported")
+        return values
 
     def listed(self, values: Iterable[Any]) -> list[Any]:
         """The items as a list, each paid for."""
@@ -257,7 +274,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return total
 
     def call_binop(self, context: object, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002
-        if operator == "+":
+        if operator == "%" and isinstance(left, str):
+            check_percent(self, left, right)
+        elif not (isinstance(left, _OPERANDS) and isinstance(right, _OPERANDS)):
+            kinds = f"{type(left).__name__} and {type(right).__name__}"
+            raise TypeError(f"unsupported operand types for {operator}: {kinds}")
+        elif operator == "+":
             if isinstance(left, str) and isinstance(right, str):
                 self.room(len(left) + len(right))
             elif isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
@@ -268,8 +290,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                     self.room(len(many) * times)
                 elif isinstance(times, int) and isinstance(many, (list, tuple)):
                     self.hold(len(many) * times)
-        elif operator == "%" and isinstance(left, str):
-            check_percent(self, left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             self._number(left.bit_length() * right)
         return self.checked(self.binop_table[operator](left, right))
@@ -307,21 +327,21 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                     return found
         return self.undefined(obj=obj, name=argument)
 
-    def _attribute(self, obj: Any, kind: type, name: str) -> Any:
+    def _attribute(self, obj: Any, kind: type[Any], name: str) -> Any:
         if kind is LoopContext and name in LOOP_VARIABLES:
             return getattr(obj, name)
         if issubclass(kind, Namespace) and not name.startswith("_"):
             return getattr(obj, name, _MISSING)
         if issubclass(kind, Undefined):
             return obj._fail_with_undefined_error()
-        methods = next((METHODS[base] for base in METHODS if issubclass(kind, base)), {})
+        methods = methods_of(kind)  # type: ignore[arg-type] # every type can be hashed
         if name in methods:
             return Function(name, methods[name], obj)
         if name.startswith("__") or hasattr(obj, name):
             refuse(f"{kind.__name__} attribute", name, methods)
         return _MISSING
 
-    def call(self, context: object, function: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[override] # noqa: ARG002
+    def call(self, context: object, function: Any, /, *args: Any, **options: Any) -> Any:  # noqa: ARG002
         self.spend(1 + len(args) + len(options))
         kind = type(function)
         if kind is Function:
@@ -330,6 +350,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             # Counted, because how deep Python can go depends on who calls us.
             if self.calls >= MAX_CALLS:
                 raise LimitError(f"more than {MAX_CALLS} macros or loops that call each other")
+            if kind is LoopContext:
+                args = tuple(map(self.looped, args))
             self.calls += 1
             try:
                 return function(*args, **options)
