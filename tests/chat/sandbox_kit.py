@@ -1,4 +1,6 @@
-"""Conversations and hostile templates for the tests of the template sandbox."""
+"""Conversations and templates for the tests of the template sandbox."""
+
+# ruff: noqa: E501 - a template is easier to read in one line
 
 from __future__ import annotations
 
@@ -107,6 +109,58 @@ CHATS: dict[str, Chat] = {
     ),
     "nothing": ([], None),
 }
+
+# One line of everything that templates use.
+LANGUAGE = r"""
+{{ messages[0].role }} {{ messages[0]['content'] }} {{ messages[-1].nothing }} {{ messages[9] }}
+{{ messages[0].items()|list }} {{ messages[0]|items|list }} {{ messages[0].keys() }}
+{{ messages[:1] }} {{ messages[::-1]|length }} {{ 'abc'[1:] ~ 'abc'[-1] ~ 'abc'[:-1:2] }}
+{{ 'a' in 'abc' }} {{ 'x' not in messages[0] }} {{ 1 < 2 in [2] }} {{ 1 < 3 < 2 }} {{ 2 == 2.0 != 3 }}
+{{ 'a' in 'abc' not in ['q'] == false }} {{ not 'a' in [] }}
+{{ 1 + 2 * 3 - 4 / 2 // 1 % 5 ** 2 }} {{ -2 ** 2 }} {{ +3 }} {{ -(bos_token|length) }} {{ 7 // 2 }} {{ 2 ** -1 }}
+{{ 'a' + 'b' + bos_token + eos_token + 'c' }} {{ [1] + [2] + [3] }} {{ 'ab' * 2 }} {{ 3 * [1] }}
+{{ '%s-%05.1f|%3d' % ('a', 1.25, 7) }} {{ '%(a)s' % {'a': 1} }} {{ '%s %s'|format('a', 'b') }}
+{{ '{} {0}'|length }} {{ '{:>5}|{x!r}|{y[a]}|{1}'.format('a', 2, x='q', y={'a': 1}) if false }}
+{{ '{:>5}|{x!r}|{y[a]}|{y.a}'.format('a', x='q', y={'a': 1}) }}
+{{ '<b>'|e }} {{ '<b>'|safe + '<i>' }} {{ ('<b>'|safe) ~ '<i>' }} {{ ['<b>'|safe, '<i>']|join }}
+{{ '<b>'|safe|upper + '<' }} {{ ('<'|safe).join(['<', '>']) }} {{ ('%s'|safe) % '<' }}
+{{ ('<b>'|safe)|string + '<' }} {{ ('a<b'|safe)|replace('<', '>') + '<' }} {{ ('<'|safe * 2) + '<' }}
+{% set block %}<b>{{ '<b>'|safe }}{% endset %}{{ block + '<' }}
+{{ messages|tojson }} {{ messages|tojson(indent=2) }} {{ messages|tojson(separators=(',', ':'), sort_keys=true) }}
+{{ 'Z\u00fcrich'|tojson(ensure_ascii=true) }} {{ {'b': 1, 'a': [1.5, none, true]}|tojson(sort_keys=true, indent='-') }}
+{{ [3, 1, 2]|sort }} {{ ['b', 'A', 'c']|sort }} {{ ['b', 'A']|sort(case_sensitive=true, reverse=true) }}
+{{ messages|sort(attribute='content')|map(attribute='role')|join(',') }}
+{{ messages|selectattr('role', 'equalto', 'user')|list|length }} {{ messages|rejectattr('nothing')|list|length }}
+{{ [1, 2, 3]|select('odd')|list }} {{ [1, 2, 3]|reject('odd')|sum }} {{ [[1], [2]]|sum(start=[]) }}
+{{ ['a', 'A', 'b']|unique|join }} {{ [1, 2]|first }}{{ [1, 2]|last }} {{ []|first }} {{ [1, 2]|max }}{{ [2, 1]|min }}
+{{ messages|map(attribute='nothing', default='none')|join(', ') }} {{ ['a', 'b']|map('upper')|join('-') }}
+{{ {'b': 1, 'A': 2}|dictsort }} {{ {'b': 1, 'A': 2}|dictsort(true, 'value', reverse=true) }}
+{{ ' a '|trim }}|{{ 'xax'|trim('x') }} {{ 'hello world'|title }} {{ 'aB'|capitalize }} {{ 'a b'|wordcount }}
+{{ 'a\nb\n\nc'|indent }} {{ 'a\nb'|indent(2, true) }} {{ 'a\nb'|indent('> ', first=true, blank=true) }}
+{{ 'a'|center(5) }}| {{ 'aab'|replace('a', 'x', 1) }} {{ 'abc'|reverse }} {{ [1, 2]|reverse|list }}
+{{ '42'|int + 1 }} {{ 'x'|int(7) }} {{ '1.5'|float }} {{ 1.25|round(1) }} {{ 2.5|round(0, 'ceil')|int }} {{ -3|abs }}
+{{ nothing|default('d') }} {{ ''|d('e', true) }} {{ nothing is defined }} {{ none is none }} {{ 1 is number }}
+{{ 'a' is string }} {{ {} is mapping }} {{ [] is sequence }} {{ [] is iterable }} {{ 4 is even }} {{ 4 is divisibleby(2) }}
+{{ 'a' is eq('a') }} {{ 1 is in([1]) }} {{ 'a' is lower }} {{ true is true }} {{ 1 is lt(2) }} {{ 1 is sameas(1) }}
+{{ 'a,b,,c'.split(',') }} {{ ' a  b '.split() }} {{ 'a,b,c'.rsplit(',', 1) }} {{ 'a\nb'.splitlines() }}
+{{ 'a-b-c'.partition('-') }} {{ 'a-b'.rpartition('-') }} {{ 'abc'.find('c') }} {{ 'abab'.rfind('b') }} {{ 'aa'.count('a') }}
+{{ ' a '.strip() }}|{{ 'xxa'.lstrip('x') }}|{{ 'a\n'.rstrip() }}|{{ 'ab'.startswith(('a', 'b')) }}|{{ 'ab'.endswith('b') }}
+{{ 'a'.replace('a', 'b') }} {{ '-'.join(['a', 'b']) }} {{ 'ab'.removeprefix('a') }} {{ '7'.zfill(3) }} {{ 'a'.ljust(3) }}|
+{{ {'a': 1}.get('a') }} {{ {'a': 1}.get('b', 2) }} {{ [1, 2].index(2) }} {{ (1, 1).count(1) }} {{ 1.0.is_integer() if false }}
+{% for m in messages if m.role != 'user' %}{{ loop.index }}/{{ loop.length }}{{ loop.first }}{{ loop.last }}{{ m.content }}{% if loop.previtem is defined %}{{ loop.previtem.role }}{% endif %}{% else %}none{% endfor %}
+{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 5 %}{% break %}{% endif %}{{ i }}{{ loop.cycle('a', 'b') }}{% endfor %}
+{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}={{ v }}{{ loop.changed(v) }}{{ ', ' if not loop.last }}{% endfor %}
+{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}
+{% macro m(a, b='x') %}({{ a }}{{ b }}{{ varargs }}{{ kwargs }}){% endmacro %}{{ m(1) }}{{ m(1, 2, 3, c=4) }}{{ m(*[1, 2], **{'b2': 3}) }}
+{% macro c() %}[{{ caller(1) }}]{% endmacro %}{% call(x) c() %}{{ x }}{{ messages|length }}{% endcall %}
+{% set n = namespace(a=1, b=[]) %}{% for m in messages %}{% set n.a = n.a + 1 %}{% set n.b = n.b + [m.role] %}{% endfor %}{{ n.a }}{{ n.b }}
+{% set x, y = 1, (2, 3) %}{{ x }}{{ y }}{% with z = 5 %}{{ z }}{% endwith %}{% filter upper %}abc{{ bos_token }}{% endfilter %}
+{% set d = dict(a=1, b=2) %}{{ d }}{{ dict([['a', 1]]) }}{% raw %}{{ raw }}{% endraw %}{# comment #}
+{% generation %}said {{ messages[0].role }}{% endgeneration %}{{ strftime_now('%d %b %Y') }}
+{{ 'yes' if add_generation_prompt else 'no' }}{{ 'only' if false }}{{ tools is none }}{{ documents is none }}
+{{ 1e3 }} {{ 1_000 }} {{ 0x10 }} {{ [1, 'a', {'b': none}] }} {{ (1,) }} {{ () }} {{ range(3) }} {{ none }} {{ true }}
+"""
+LINES = LANGUAGE.strip().splitlines()
 
 LONG = "{% set a = 'abcdefgh' * 100000 %}"  # 800,000 characters
 DOUBLED = "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a = STEP %}{% endfor %}"
