@@ -156,6 +156,7 @@ LANGUAGE = r"""
 {% set n = namespace(a=1, b=[]) %}{% for m in messages %}{% set n.a = n.a + 1 %}{% set n.b = n.b + [m.role] %}{% endfor %}{{ n.a }}{{ n.b }}
 {% set x, y = 1, (2, 3) %}{{ x }}{{ y }}{% with z = 5 %}{{ z }}{% endwith %}{% filter upper %}abc{{ bos_token }}{% endfilter %}
 {% set d = dict(a=1, b=2) %}{{ d }}{{ dict([['a', 1]]) }}{% raw %}{{ raw }}{% endraw %}{# comment #}
+{% set n = namespace() %}{% set n.x %}a{{ bos_token }}{% endset %}{{ n.x }}{% set t | upper %}b{% endset %}{{ t }}
 {% generation %}said {{ messages[0].role }}{% endgeneration %}{{ strftime_now('%d %b %Y') }}
 {{ 'yes' if add_generation_prompt else 'no' }}{{ 'only' if false }}{{ tools is none }}{{ documents is none }}
 {{ 1e3 }} {{ 1_000 }} {{ 0x10 }} {{ [1, 'a', {'b': none}] }} {{ (1,) }} {{ () }} {{ range(3) }} {{ none }} {{ true }}
@@ -420,6 +421,10 @@ HOSTILE: dict[str, str] = {
     "generator": "{{ (['a']|map('upper')).gi_frame.f_globals }}",
     "append": "{{ messages.append(1) }}",
     "update": "{{ messages[0].update({'a': 1}) }}",
+    "set block of a message": "{% set m = messages[0] %}{% set m.role %}evil{% endset %}",
+    "set of a message": "{% set m = messages[0] %}{% set m.role = 'evil' %}",
+    "set of two of a message": "{% set m = messages[0] %}{% set a, m.role = 1, 2 %}",
+    "indent of a list": "{{ messages|indent }}",
     "pop": "{{ messages[0].pop('role') }}",
     "import": "{% import 'os' as os %}",
     "import of itself": "{% from self import m %}",

@@ -198,6 +198,16 @@ class SandboxCode(CodeGenerator):
             self._visit_between(["environment.key(", pair.key, "): ", pair.value, ", "], frame)
         self.write("}")
 
+    def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Any) -> None:  # noqa: N802
+        if isinstance(node.target, nodes.NSRef):
+            # Jinja forgets this check, so `{% set message.content %}` would change the messages.
+            name = frame.symbols.ref(node.target.name)
+            self.writeline(f"if not isinstance({name}, Namespace):", node)
+            self.indent()
+            self.writeline('raise TypeError("only a namespace has attributes that can be set")')
+            self.outdent()
+        super().visit_AssignBlock(node, frame)
+
     def visit_Neg(self, node: nodes.UnaryExpr, frame: Any) -> None:  # noqa: N802
         if isinstance(node.node, nodes.Const) and type(node.node.value) in (int, float):
             self._visit_between(["(-", node.node, ")"], frame)

@@ -431,7 +431,8 @@ def _tojson(
 
 def _range(environment: TemplateSandbox, *args: int) -> range:
     found = range(*args)
-    environment.hold(len(found))
+    if len(found) > environment.max_items:
+        environment.hold(len(found))
     return found
 
 
