@@ -32,7 +32,8 @@ _UNSUPPORTED: dict[type[nodes.Node], str] = {
 }
 _COSTS: dict[type[nodes.Node], int] = {
     **dict.fromkeys((nodes.For, nodes.Macro, nodes.CallBlock), 16),
-    **dict.fromkeys((nodes.List, nodes.Tuple, nodes.Dict, nodes.Call, nodes.Filter), 4),
+    **dict.fromkeys((nodes.List, nodes.Tuple, nodes.Dict, nodes.Call, nodes.Concat), 4),
+    nodes.Filter: 8,
     **dict.fromkeys((nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow), 3),
     **dict.fromkeys((nodes.Getattr, nodes.Getitem, nodes.Test, nodes.Compare), 4),
 }

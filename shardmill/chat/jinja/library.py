@@ -404,7 +404,7 @@ def _tojson(
 ) -> str:
     size = environment.weigh(x)
     if indent is None and separators is None:
-        environment.spend(size >> 4)
+        environment.spend(4 + (size >> 4))
         text = json.dumps(x, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
         environment.room(len(text))
         return text
