@@ -408,7 +408,7 @@ for name in names:
 
 
 def run_hostile(names: list[str], seed: str = "0") -> dict[str, tuple[str, str, float, float]]:
-    """Name -> class and message of the error, CPU seconds, and MiB that the process has grown by."""
+    """Name -> class and message of the error, CPU seconds, MiB that the process has grown by."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
         input=json.dumps(names),
