@@ -315,6 +315,7 @@ def test_a_jinja_template_describes_itself() -> None:
         "variables": {"x": 1},
         "end_ids": [tokenizer.convert_tokens_to_ids("<|im_end|>")],
         "call_arguments": "none",
+        "source": CHATML_BLOCKS,
         "transformers": __import__("transformers").__version__,
     }
     again = open_jinja_template(tokenizer, name="other", variables={"x": 1}).describe()

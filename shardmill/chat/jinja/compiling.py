@@ -32,7 +32,8 @@ _UNSUPPORTED: dict[type[nodes.Node], str] = {
 }
 _COSTS: dict[type[nodes.Node], int] = {
     **dict.fromkeys((nodes.For, nodes.Macro, nodes.CallBlock), 16),
-    **dict.fromkeys((nodes.List, nodes.Tuple, nodes.Dict, nodes.Call, nodes.Filter), 4),
+    **dict.fromkeys((nodes.List, nodes.Tuple, nodes.Dict, nodes.Call, nodes.Concat), 4),
+    nodes.Filter: 8,
     **dict.fromkeys((nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow), 3),
     **dict.fromkeys((nodes.Getattr, nodes.Getitem, nodes.Test, nodes.Compare), 4),
 }
@@ -197,6 +198,16 @@ class SandboxCode(CodeGenerator):
         for pair in node.items:
             self._visit_between(["environment.key(", pair.key, "): ", pair.value, ", "], frame)
         self.write("}")
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Any) -> None:  # noqa: N802
+        if isinstance(node.target, nodes.NSRef):
+            # Jinja forgets this check, so `{% set message.content %}` would change the messages.
+            name = frame.symbols.ref(node.target.name)
+            self.writeline(f"if not isinstance({name}, Namespace):", node)
+            self.indent()
+            self.writeline('raise TypeError("only a namespace has attributes that can be set")')
+            self.outdent()
+        super().visit_AssignBlock(node, frame)
 
     def visit_Neg(self, node: nodes.UnaryExpr, frame: Any) -> None:  # noqa: N802
         if isinstance(node.node, nodes.Const) and type(node.node.value) in (int, float):

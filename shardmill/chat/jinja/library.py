@@ -191,7 +191,7 @@ def _pad(name: str) -> Run:
 def _replace(
     environment: TemplateSandbox, text: str, old: str, new: str, count: int | None = -1, /
 ) -> str:
-    times = str.count(text, old)  # C's: what is asked here is not the template's
+    times = str.count(text, old)  # C's own: not what the template asks
     times = min(times, count) if count is not None and count >= 0 else times
     environment.room(len(text) + len(old) + times * len(new))
     return str(environment.checked(text.replace(old, new, -1 if count is None else count)))
@@ -404,7 +404,7 @@ def _tojson(
 ) -> str:
     size = environment.weigh(x)
     if indent is None and separators is None:
-        environment.spend(size >> 4)
+        environment.spend(4 + (size >> 4))
         text = json.dumps(x, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
         environment.room(len(text))
         return text
@@ -431,7 +431,8 @@ def _tojson(
 
 def _range(environment: TemplateSandbox, *args: int) -> range:
     found = range(*args)
-    environment.hold(len(found))
+    if len(found) > environment.max_items:
+        environment.hold(len(found))
     return found
 
 

@@ -53,7 +53,7 @@ except ImportError as missing:
     raise missing_extra("jinja2", "hub") from missing
 
 MAX_SOURCE = 100_000  # characters of a template; the longest published ones have 20,000
-MAX_STEPS, STEPS_PER_CHARACTER = 1_000_000, 4  # per character of the messages
+MAX_STEPS, STEPS_PER_CHARACTER = 500_000, 4  # per character of the messages
 STEPS_PER_PAIR = 2  # of messages: some published templates compare each with each
 MAX_TEXT, TEXT_PER_CHARACTER = 2**20, 64  # characters of the output, and of any other text
 MAX_ITEMS = 100_000  # of a list or range, plus one for each character of the messages
