@@ -17,13 +17,28 @@ token that no text can become, so no text can imitate a turn.
 `between` is written only if something of the turn precedes it. A missing key is empty; a
 conversation that needs a missing role, reasoning, tool_call or tools is dropped with a reason.
 
-The known templates are such files in `templates/`. They follow the models' own, without additions
-of newer versions such as a date:
+What the templates of some families need besides:
 
-four-marker  one token opens each role, one ends every message; no tools
-chatml       <|im_start|>role ... <|im_end|>; tools, calls and results as JSON in tags, <think>
-llama-3      header tokens; contents are trimmed
-gemma        system is folded into the first user turn; the assistant is called model; trimmed
+    "default_system": "...",     the system turn of a conversation that has none; never trained
+    "join": true,                what is inside a turn is encoded as one text between markers, as a
+                                 rendered template is; otherwise every text by itself. With it:
+    "roles": {..., "tool": {..., "content": {"before": [...], "after": [...], "between": [...]}}},
+                                 around the words of a role; tool results in a run share a turn if
+                                 it has `between`. In a turn of the assistant that starts with its
+                                 words, `content.before` belongs to the opening
+    "no_reasoning": [...],       the end of the opening of an assistant's turn without reasoning
+    "call_end": [...],           the end of a turn with calls, instead of roles.assistant.end
+    "tools_first": true          tools are a system turn of their own, before all others
+
+`{"value": "name"}` in tool_call.before is the name of the function, and what follows `before` are
+the arguments alone; with "argument" (`before` with {"value": "key"}, `after`) one after the other.
+
+A turn without a marker at one side is accepted where its neighbours always have one: all turns but
+the assistant's may lack an end if every turn opens with a marker, the assistant's may lack an
+opening if every other turn has both, and a system turn without an opening comes first.
+
+The known templates are such files in `templates/`. docs/chats.md lists them, and where they differ
+from the models' own.
 """
 
 from __future__ import annotations
@@ -33,7 +48,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from shardmill.arguments import choices
 from shardmill.chat.policy import has_bytes
@@ -55,16 +70,15 @@ class Text:
     text: str
 
 
-Fragments: TypeAlias = tuple[Marker | Text, ...]
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A part of a tool call: the "name" of its function, or the "key" of an argument."""
+
+    value: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleSpec:
-    """What surrounds the words of one role's turns."""
-
-    before: Fragments = ()  # opens the turn; never trained
-    end: Fragments = ()  # trained with a trained turn, if the policy trains ends
-    after: Fragments = ()  # never trained
+Piece: TypeAlias = Marker | Text | Value
+Fragments: TypeAlias = tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +90,18 @@ class Insert:
     after: Fragments = ()
 
 
-Surrounding = TypeVar("Surrounding", RoleSpec, Insert)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """What surrounds the words of one role's turns."""
+
+    before: Fragments = ()  # opens the turn; never trained
+    end: Fragments = ()  # trained with a trained turn, if the policy trains ends
+    after: Fragments = ()  # never trained
+    content: Insert | None = None  # around the words; trained with them
+
+
 INSERTS = ("reasoning", "tool_call", "tools")
-"""The fields of a spec that are an `Insert`."""
+"""The fields of a spec that are an `Insert` with pieces of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +116,31 @@ class TemplateSpec:
     reasoning: Insert | None = None
     tool_call: Insert | None = None
     tools: Insert | None = None
+    default_system: str | None = None  # the system turn of a conversation that has none
+    join: bool = False  # encode the texts inside a turn as one
+    no_reasoning: Fragments = ()  # after the assistant's `before` if there is no reasoning
+    call_end: Fragments = ()  # instead of roles.assistant.end after calls
+    argument: Insert | None = None  # around each argument of a call
+    tools_first: bool = False  # tools are a system turn of their own
 
     def to_json(self) -> dict[str, JSON]:
-        """`spec_from_json` gives an equal spec back."""
+        """`spec_from_json` gives an equal spec back. What is as it is without its key has none,
+        apart from the oldest keys, so that a template keeps its sha256."""
         data = {key: value for key, value in asdict(self).items() if value is not None}
-        for key in data.keys() & INSERTS:
+        for key in data.keys() & {*INSERTS, "argument"}:
             data[key] = {part: pieces for part, pieces in data[key].items() if pieces}
+        for key in (*_NEEDS_JOIN, "join"):
+            if not data.get(key):
+                data.pop(key, None)
+        for role in data["roles"].values():
+            around = role.pop("content")
+            if around is not None:
+                role["content"] = {part: pieces for part, pieces in around.items() if pieces}
         found: dict[str, JSON] = json.loads(json.dumps(data, sort_keys=True))  # tuples to lists
         return found
+
+
+_NEEDS_JOIN = ("no_reasoning", "call_end", "argument", "tools_first")
 
 
 def load_template_spec(path: str | Path) -> TemplateSpec:
@@ -125,25 +165,38 @@ def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
     name = table.get("name")
     if not isinstance(name, str) or not name:
         raise TemplateError(f"{where}: name is {name!r}, wanted a text")
-    fold, trim = table.get("fold_system"), table.get("trim", False)
-    if not isinstance(trim, bool) or not isinstance(fold, str | None):
-        raise TemplateError(
-            f"{where}: trim is {trim!r} and fold_system {fold!r}; wanted true or false, and a text"
-        )
+    for key in ("trim", "join", "tools_first"):
+        if not isinstance(table.get(key, False), bool):
+            raise TemplateError(f"{where}: {key} is {table[key]!r}, wanted true or false")
+    for key in ("fold_system", "default_system"):
+        text = table.get(key)
+        if not isinstance(text, str | None) or not has_bytes(text or ""):
+            raise TemplateError(f"{where}: {key} is {text!r}, wanted a text")
     roles = _table(table.get("roles"), ROLES, f"{where}, roles")
-    inserts = {key: table[key] for key in INSERTS if key in table}
+    pieces: dict[str, Any] = {
+        key: _pieces(table[key], f"{where}, {key}")
+        for key in ("begin", "no_reasoning", "call_end")
+        if key in table
+    }
+    inserts: dict[str, Any] = {
+        key: _insert(table[key], f"{where}, {key}", key)
+        for key in (*INSERTS, "argument")
+        if key in table
+    }
+    plain: dict[str, Any] = {
+        key: table[key]
+        for key in ("fold_system", "trim", "default_system", "join", "tools_first")
+        if key in table
+    }
     spec = TemplateSpec(
         name=name,
-        begin=_pieces(table.get("begin", []), f"{where}, begin"),
-        roles={
-            role: _surrounding(RoleSpec, one, f"{where}, roles.{role}")
-            for role, one in roles.items()
-        },
-        fold_system=fold,
-        trim=trim,
-        **{key: _surrounding(Insert, one, f"{where}, {key}") for key, one in inserts.items()},
+        roles={role: _role(one, f"{where}, roles.{role}") for role, one in roles.items()},
+        **pieces,
+        **inserts,
+        **plain,
     )
     _check_whole(spec, where)
+    _check_join(spec, where)
     return spec
 
 
@@ -153,49 +206,122 @@ def _check_whole(spec: TemplateSpec, where: str) -> None:
         raise TemplateError(f"{where}: roles has no {' and no '.join(sorted(missing))}")
     if spec.fold_system is not None and "system" in spec.roles:
         raise TemplateError(f"{where}: has both roles.system and fold_system; wanted one of them")
-    if spec.tools is not None and "system" not in spec.roles:
-        raise TemplateError(
-            f"{where}: tools are written in the system turn, but there is no roles.system"
-        )
+    for key in ("tools", "default_system"):
+        if getattr(spec, key) is not None and "system" not in spec.roles:
+            raise TemplateError(
+                f"{where}: {key} is written in the system turn, but there is no roles.system"
+            )
     openers = {
         next((p for p in s.before if isinstance(p, Marker)), None) for s in spec.roles.values()
     }
+    opens = {role: _has_marker(one.before) for role, one in spec.roles.items()}
+    ends = {role: _has_marker(one.end) for role, one in spec.roles.items()}
     for role, one in spec.roles.items():
-        for piece in one.end:
+        for piece in (*one.end, *spec.call_end):
             if piece in openers:
                 raise TemplateError(
                     f"{where}, roles.{role}.end: {piece} opens turns, so a model trained on it "
                     "would not stop but begin the next turn; move it to 'after' or remove it"
                 )
-        for key, pieces in (("before", one.before), ("end", one.end)):
-            if not any(isinstance(piece, Marker) for piece in pieces):
+        others = [other for other in spec.roles if other != role]
+        if role == "assistant":
+            may_lack_opening = all(opens[other] and ends[other] for other in others)
+        else:
+            may_lack_opening = system_must_be_first(spec) and _has_marker(spec.begin)
+            may_lack_opening &= role == "system"
+        may_lack_end = role != "assistant" and all(opens[o] for o in spec.roles if o != "system")
+        for key, pieces, may_lack in (
+            ("before", one.before, may_lack_opening),
+            ("end", one.end, may_lack_end),
+        ):
+            if not _has_marker(pieces) and not may_lack:
                 raise TemplateError(
                     f"{where}, roles.{role}.{key}: has no marker, so text could imitate it; wanted "
                     'at least one {"marker": ...}'
                 )
+    if spec.call_end and not _has_marker(spec.call_end):
+        raise TemplateError(f"{where}, call_end: has no marker, so a model would not stop there")
 
 
-def _surrounding(kind: type[Surrounding], data: object, where: str) -> Surrounding:
-    keys = list(kind.__dataclass_fields__)
-    if where.endswith("reasoning"):
-        keys.remove("between")  # nothing of a turn precedes its reasoning
+def _has_marker(pieces: Fragments) -> bool:
+    return any(isinstance(piece, Marker) for piece in pieces)
+
+
+def system_must_be_first(spec: TemplateSpec) -> bool:
+    """Whether nothing but its position tells a system turn from another."""
+    return "system" in spec.roles and not _has_marker(spec.roles["system"].before)
+
+
+def _check_join(spec: TemplateSpec, where: str) -> None:
+    """Errors for keys that need another, and for what only some of them may hold."""
+    contents = [f"roles.{role}.content" for role, one in spec.roles.items() if one.content]
+    for key in (*contents, *(key for key in _NEEDS_JOIN if getattr(spec, key))):
+        if not spec.join:
+            raise TemplateError(f'{where}: {key} needs "join": true')
+    for role, one in spec.roles.items():
+        if one.content and one.content.between and role != "tool":
+            raise TemplateError(
+                f"{where}, roles.{role}.content.between: only tool results can share a turn"
+            )
+    answer = spec.roles["assistant"].content
+    if answer and answer.after:
+        raise TemplateError(
+            f"{where}, roles.assistant.content.after: what follows the assistant's words is its "
+            "end; write it in roles.assistant.end"
+        )
+    for key, needed in (("tools_first", spec.tools), ("argument", spec.tool_call)):
+        wanted = "tools" if key == "tools_first" else "tool_call"
+        if getattr(spec, key) and needed is None:
+            raise TemplateError(f"{where}: {key} needs {wanted}")
+    named = spec.tool_call is not None and Value("name") in spec.tool_call.before
+    if named and not spec.join:
+        raise TemplateError(f'{where}, tool_call.before: {{"value": "name"}} needs "join": true')
+    if spec.argument and not (named and Value("key") in spec.argument.before):
+        raise TemplateError(
+            f'{where}, argument: wanted {{"value": "key"}} in its `before`, and '
+            '{"value": "name"} in tool_call.before'
+        )
+
+
+def _role(data: object, where: str) -> RoleSpec:
+    table = _table(data, RoleSpec.__dataclass_fields__, where)
+    content = _insert(table["content"], f"{where}.content") if "content" in table else None
+    parts = {k: _pieces(v, f"{where}.{k}") for k, v in table.items() if k != "content"}
+    return RoleSpec(content=content, **parts)
+
+
+def _insert(data: object, where: str, name: str = "") -> Insert:
+    keys = list(Insert.__dataclass_fields__)
+    if name in ("reasoning", "argument"):
+        keys.remove("between")  # nothing of a turn precedes its reasoning; arguments follow a name
     table = _table(data, keys, where)
-    return kind(**{key: _pieces(value, f"{where}.{key}") for key, value in table.items()})
+    value = {"tool_call": "name", "argument": "key"}.get(name)
+    return Insert(
+        **{
+            key: _pieces(pieces, f"{where}.{key}", value if key == "before" else None)
+            for key, pieces in table.items()
+        }
+    )
 
 
-def _pieces(data: object, where: str) -> Fragments:
+def _pieces(data: object, where: str, value: str | None = None) -> Fragments:
+    """The pieces of a list; `value` is the one value that may be among them."""
     if not isinstance(data, list | tuple):
         raise TemplateError(f"{where} is {data!r}, wanted a list of pieces")
-    pieces: list[Marker | Text] = []
+    kinds: dict[str, type[Piece]] = {"marker": Marker, "text": Text}
+    kinds |= {"value": Value} if value else {}
+    pieces: list[Piece] = []
     for number, piece in enumerate(data):
         at = f"{where}[{number}]"
-        table = _table(piece, ("marker", "text"), at)
+        table = _table(piece, kinds, at)
         if len(table) != 1:
             raise TemplateError(f'{at} is {piece!r}, wanted {{"marker": ...}} or {{"text": ...}}')
-        ((key, value),) = table.items()
-        if not isinstance(value, str) or not value or not has_bytes(value):
-            raise TemplateError(f"{at}.{key} is {value!r}, wanted a text")
-        pieces.append(Marker(value) if key == "marker" else Text(value))
+        ((key, text),) = table.items()
+        if not isinstance(text, str) or not text or not has_bytes(text):
+            raise TemplateError(f"{at}.{key} is {text!r}, wanted a text")
+        if key == "value" and text != value:
+            raise TemplateError(f"{at}.value is {text!r}, wanted {value!r}")
+        pieces.append(kinds[key](text))
     return tuple(pieces)
 
 
@@ -210,7 +336,12 @@ def _table(data: object, keys: Iterable[str], where: str) -> Mapping[str, object
     return data
 
 
-KNOWN_TEMPLATES = ("four-marker", "chatml", "llama-3", "gemma")
+KNOWN_TEMPLATES = (
+    "four-marker",
+    "chatml",
+    "llama-3",
+    "gemma",
+)
 """Their names; each is a file in `templates/`."""
 
 

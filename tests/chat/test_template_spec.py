@@ -130,7 +130,7 @@ def change(path: str, value: object) -> dict[str, Any]:
         (change("begin", [{"text": "\ud800"}]), "wanted a text"),
         (change("begin", [{"marker": 3}]), r"begin\[0\].marker is 3"),
         (change("trim", "yes"), "trim is 'yes'"),
-        (change("fold_system", 3), "fold_system 3"),
+        (change("fold_system", 3), "fold_system is 3"),
         (change("tools", {}), "there is no roles.system"),
         ([], r"template is \[\], wanted an object"),
     ],
