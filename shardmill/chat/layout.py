@@ -8,7 +8,7 @@ conversation appears in its turns, or the conversation is dropped with a reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.chat.policy import (
+    ASSISTANT,
     ROLE_NAMES,
     SYSTEM,
     TOOL,
@@ -99,18 +100,18 @@ def lay_out(conversation: Conversation, spec: TemplateSpec, policy: TrainPolicy)
             raise Dropped("mixed_train")
         text = f"{untrimmed[0].text}{spec.fold_system}{messages[1].text}"
         messages = [CheckedMessage(USER, text, train=bool(trained[0])), *messages[2:]]
-    if tools and (messages[0].role != SYSTEM or spec.tools_first):
-        # Tools are in the system turn, or are one.
-        words = "" if spec.tools_first else spec.default_system or ""
-        messages = [CheckedMessage(SYSTEM, words), *messages]
+    if tools and messages[0].role != SYSTEM:  # tools are in the system turn
+        messages = [CheckedMessage(SYSTEM, spec.default_system or ""), *messages]
     if not spec.join:
         return [
             (message, _turn_texts(message, () if number else tools, first=not number))
             for number, message in enumerate(messages)
         ]
+    turns = _shared_turns(messages, spec, policy)
+    names = iter(_answered(messages)) if _names_calls(spec) else None
     return [
-        (group[0], _joined_texts(group, () if number else tools, spec, first=not number))
-        for number, group in enumerate(_shared_turns(messages, spec, policy))
+        (group[0], _joined_texts(group, () if number else tools, spec, names, first=not number))
+        for number, group in enumerate(turns)
     ]
 
 
@@ -186,104 +187,132 @@ def _shared_turns(
     return turns
 
 
+def _names_calls(spec: TemplateSpec) -> bool:
+    """Whether a tool result is written with the name of its function."""
+    content = spec.roles["tool"].content if "tool" in spec.roles else None
+    return content is not None and Value("name") in content.before
+
+
+def _answered(messages: Sequence[CheckedMessage]) -> list[str]:
+    """For each tool result in order, the function it came from: results follow the calls of a
+    message in their order, and a further one belongs to the last call."""
+    found: list[str] = []
+    calls, number = list[str](), 0
+    for message in messages:
+        if message.calls:
+            calls, number = [_name_and_arguments(call)[0] for call in message.calls], 0
+        if message.role == TOOL:
+            if not calls:
+                raise Dropped("bad_tool_call")
+            found.append(calls[min(number, len(calls) - 1)])
+            number += 1
+    return found
+
+
 def _joined_texts(
-    group: Sequence[CheckedMessage], tools: Sequence[str], spec: TemplateSpec, *, first: bool
+    group: Sequence[CheckedMessage],
+    tools: Sequence[str],
+    spec: TemplateSpec,
+    names: Iterator[str] | None,
+    *,
+    first: bool,
 ) -> list[PlacedText]:
     """The texts of one turn, each as long as no marker divides it."""
     message = group[0]
-    role = ROLES[message.role]
     opening, ending = PLAIN_FORMS[message.role + len(ROLES) * first]
-    if role == "assistant":
-        starts_with_words = bool(message.text or not message.calls) and not message.reasoning
-        without = {
-            "no_reasoning": bool(message.reasoning),
-            "assistant.content": not starts_with_words,
-        }
+    if message.role == ASSISTANT:
+        # Words come first, and in their usual place?
+        plain = not message.reasoning and not (
+            message.calls and (spec.preamble or not message.text)
+        )
+        without = {"no_reasoning": bool(message.reasoning), "assistant.content": not plain}
         opening = tuple(name for name in opening if not without.get(name))
-        inside = _answer(message, spec, starts_with_words=starts_with_words)
+        inside = _answer(message, spec, plain=plain)
         if message.calls and spec.call_end:
             ending = ("calls.end", "assistant.after")
     else:
-        inside = _words(group, tools, spec)
+        inside = _words(group, tools, spec, names)
     placed: list[PlacedText] = []
-    names, divided = opening, True
+    left, divided = opening, True
     for piece in inside:
         if isinstance(piece, Marker):
-            names, divided = (*names, MARKER + piece.marker), True
+            left, divided = (*left, MARKER + piece.marker), True
         elif divided:
-            placed.append(PlacedText(piece, names, ()))
-            names, divided = (), False
+            placed.append(PlacedText(piece, left, ()))
+            left, divided = (), False
         else:
             placed[-1] = placed[-1]._replace(text=placed[-1].text + piece)
     if not placed:
-        placed, names = [PlacedText("", names, ())], ()
-    placed[-1] = placed[-1]._replace(right=names + ending)
+        placed, left = [PlacedText("", left, ())], ()
+    placed[-1] = placed[-1]._replace(right=left + ending)
     return placed
 
 
 Inside: TypeAlias = list[str | Marker]
+"""What is between the opening and the end of a turn."""
 
 
-def _filled(pieces: Fragments, value: str = "") -> Inside:
-    """The pieces with the value in place."""
-    texts = [
-        value if isinstance(p, Value) else p.text if isinstance(p, Text) else p for p in pieces
+def _filled(pieces: Fragments, name: str = "") -> Inside:
+    """The pieces with the name in its place."""
+    filled = [
+        p.text if isinstance(p, Text) else name if isinstance(p, Value) else p for p in pieces
     ]
-    return [piece for piece in texts if piece]
+    return [piece for piece in filled if piece]
 
 
-def _around(words: str, insert: Insert | None, value: str = "") -> Inside:
+def _around(words: str, insert: Insert | None, name: str = "") -> Inside:
+    middle: Inside = [words] if words else []
     if insert is None:
-        return [words] if words else []
-    return [
-        *_filled(insert.before, value), *([words] if words else []), *_filled(insert.after)
-    ]  # fmt: skip
+        return middle
+    return [*_filled(insert.before, name), *middle, *_filled(insert.after)]
 
 
-def _answer(message: CheckedMessage, spec: TemplateSpec, *, starts_with_words: bool) -> Inside:
-    """What the assistant says: reasoning, words, calls."""
-    inside: Inside = []
-    if message.reasoning:
-        inside += _around(message.reasoning, spec.reasoning)
+def _answer(message: CheckedMessage, spec: TemplateSpec, *, plain: bool) -> Inside:
+    """What the assistant says: reasoning, words, calls. `plain`: the opening leads to the words."""
+    inside = _around(message.reasoning, spec.reasoning) if message.reasoning else []
+    preamble = spec.preamble if message.calls else None
     if message.text or not message.calls:
-        words = message.text or ""
-        around = None if starts_with_words else spec.roles["assistant"].content
-        inside += _around(words, around)
-    preceded = bool(message.text)
+        around = None if plain else preamble or spec.roles["assistant"].content
+        inside += _around(message.text or "", around)
+    preceded = bool(message.text) and not preamble
     for call in message.calls:
         assert spec.tool_call is not None
         inside += _filled(spec.tool_call.between) if preceded else []
-        inside += _call(call, spec.tool_call, spec.argument)
+        if Value("name") in spec.tool_call.before:
+            name, arguments = _name_and_arguments(call)
+            inside += _around(arguments, spec.tool_call, name)
+        else:
+            inside += _around(call, spec.tool_call)
         preceded = True
     return inside
 
 
-def _call(call: str, around: Insert, argument: Insert | None) -> Inside:
-    if Value("name") not in around.before:
-        return _around(call, around)
-    # The text is {"name": ..., "arguments": ...}, as `check_messages` writes it.
-    start = len('{"name": ')
-    name, stop = json.JSONDecoder().raw_decode(call, start)
-    arguments = call[stop + len(', "arguments": ') : -1]
-    if argument is None:
-        return _around(arguments, around, name)
-    inside = _filled(around.before, name)
-    for key, value in json.loads(arguments).items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        inside += _around(text, argument, key)
-    return inside + _filled(around.after)
+def _name_and_arguments(call: str) -> tuple[str, str]:
+    """Of a call as `check_messages` writes it: {"name": ..., "arguments": ...}."""
+    name, stop = _DECODER.raw_decode(call, len('{"name": '))
+    return name, call[stop + len(', "arguments": ') : -1]
 
 
-def _words(group: Sequence[CheckedMessage], tools: Sequence[str], spec: TemplateSpec) -> Inside:
+_DECODER = json.JSONDecoder()
+
+
+def _words(
+    group: Sequence[CheckedMessage],
+    tools: Sequence[str],
+    spec: TemplateSpec,
+    names: Iterator[str] | None,
+) -> Inside:
     """What another role says, and tools."""
-    around = spec.roles[ROLES[group[0].role]].content
+    role = spec.roles[ROLES[group[0].role]]
     inside: Inside = []
     for number, message in enumerate(group):
         words = message.text or ""
-        if number and around:
-            inside += _filled(around.between)
+        if number and role.content:
+            inside += _filled(role.content.between)
+        name = next(names) if names and message.role == TOOL else ""
         if words or not tools:
-            inside += _around(words, around)
+            words = json.dumps(words, ensure_ascii=False) if role.json else words
+            inside += _around(words, role.content, name)
     if tools:
         assert spec.tools is not None
         inside += _filled(spec.tools.between) if group[0].text else []
@@ -311,7 +340,8 @@ def _is_plain(role: str, spec: TemplateSpec) -> bool:
     """Whether a text of this role is one of `PLAIN_FORMS`, whatever stands beside it."""
     if role == "system" and system_must_be_first(spec):
         return False
-    return role == "assistant" or spec.roles[role].content is None
+    one = spec.roles[role]
+    return role == "assistant" or (one.content is None and not one.json)
 
 
 def collect_turns(

@@ -19,19 +19,20 @@ conversation that needs a missing role, reasoning, tool_call or tools is dropped
 
 What the templates of some families need besides:
 
-    "default_system": "...",     the system turn of a conversation that has none; never trained
-    "join": true,                what is inside a turn is encoded as one text between markers, as a
-                                 rendered template is; otherwise every text by itself. With it:
-    "roles": {..., "tool": {..., "content": {"before": [...], "after": [...], "between": [...]}}},
-                                 around the words of a role; tool results in a run share a turn if
-                                 it has `between`. In a turn of the assistant that starts with its
-                                 words, `content.before` belongs to the opening
-    "no_reasoning": [...],       the end of the opening of an assistant's turn without reasoning
-    "call_end": [...],           the end of a turn with calls, instead of roles.assistant.end
-    "tools_first": true          tools are a system turn of their own, before all others
+    "default_system": "...",    the system turn of a conversation that has none; never trained
+    "join": true,               what is inside a turn is encoded as one text between markers, as a
+                                rendered template is; otherwise every text by itself. With it:
+    "roles": {..., "tool": {..., "content": {"before": [...], "after": [...], "between": [...]},
+                            "json": true}},
+                                around the words of a role, and words as a JSON string; tool results
+                                in a run share a turn if there is a `between`. Where a turn of the
+                                assistant starts with its words, content.before is in the opening
+    "no_reasoning": [...],      ends the opening of an assistant's turn without reasoning
+    "preamble": {"before": [...], "after": [...]},   around the words of a turn with calls
+    "call_end": [...]           the end of a turn with calls, instead of roles.assistant.end
 
-`{"value": "name"}` in tool_call.before is the name of the function, and what follows `before` are
-the arguments alone; with "argument" (`before` with {"value": "key"}, `after`) one after the other.
+`{"value": "name"}` stands for the name of the function: in tool_call.before, and the text of the
+call is its arguments alone; in roles.tool.content.before, of the call that is answered.
 
 A turn without a marker at one side is accepted where its neighbours always have one: all turns but
 the assistant's may lack an end if every turn opens with a marker, the assistant's may lack an
@@ -72,7 +73,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A part of a tool call: the "name" of its function, or the "key" of an argument."""
+    """A part of a tool call: the "name" of its function."""
 
     value: str
 
@@ -98,6 +99,7 @@ class RoleSpec:
     end: Fragments = ()  # trained with a trained turn, if the policy trains ends
     after: Fragments = ()  # never trained
     content: Insert | None = None  # around the words; trained with them
+    json: bool = False  # the words are written as a JSON string
 
 
 INSERTS = ("reasoning", "tool_call", "tools")
@@ -120,14 +122,13 @@ class TemplateSpec:
     join: bool = False  # encode the texts inside a turn as one
     no_reasoning: Fragments = ()  # after the assistant's `before` if there is no reasoning
     call_end: Fragments = ()  # instead of roles.assistant.end after calls
-    argument: Insert | None = None  # around each argument of a call
-    tools_first: bool = False  # tools are a system turn of their own
+    preamble: Insert | None = None  # around the assistant's words before calls
 
     def to_json(self) -> dict[str, JSON]:
         """`spec_from_json` gives an equal spec back. What is as it is without its key has none,
         apart from the oldest keys, so that a template keeps its sha256."""
         data = {key: value for key, value in asdict(self).items() if value is not None}
-        for key in data.keys() & {*INSERTS, "argument"}:
+        for key in data.keys() & {*INSERTS, "preamble"}:
             data[key] = {part: pieces for part, pieces in data[key].items() if pieces}
         for key in (*_NEEDS_JOIN, "join"):
             if not data.get(key):
@@ -136,11 +137,13 @@ class TemplateSpec:
             around = role.pop("content")
             if around is not None:
                 role["content"] = {part: pieces for part, pieces in around.items() if pieces}
+            if not role["json"]:
+                del role["json"]
         found: dict[str, JSON] = json.loads(json.dumps(data, sort_keys=True))  # tuples to lists
         return found
 
 
-_NEEDS_JOIN = ("no_reasoning", "call_end", "argument", "tools_first")
+_NEEDS_JOIN = ("no_reasoning", "call_end", "preamble")
 
 
 def load_template_spec(path: str | Path) -> TemplateSpec:
@@ -165,9 +168,8 @@ def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
     name = table.get("name")
     if not isinstance(name, str) or not name:
         raise TemplateError(f"{where}: name is {name!r}, wanted a text")
-    for key in ("trim", "join", "tools_first"):
-        if not isinstance(table.get(key, False), bool):
-            raise TemplateError(f"{where}: {key} is {table[key]!r}, wanted true or false")
+    for key in ("trim", "join"):
+        _check_bool(table, key, where)
     for key in ("fold_system", "default_system"):
         text = table.get(key)
         if not isinstance(text, str | None) or not has_bytes(text or ""):
@@ -180,13 +182,11 @@ def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
     }
     inserts: dict[str, Any] = {
         key: _insert(table[key], f"{where}, {key}", key)
-        for key in (*INSERTS, "argument")
+        for key in (*INSERTS, "preamble")
         if key in table
     }
     plain: dict[str, Any] = {
-        key: table[key]
-        for key in ("fold_system", "trim", "default_system", "join", "tools_first")
-        if key in table
+        key: table[key] for key in ("fold_system", "trim", "default_system", "join") if key in table
     }
     spec = TemplateSpec(
         name=name,
@@ -254,8 +254,13 @@ def system_must_be_first(spec: TemplateSpec) -> bool:
 
 def _check_join(spec: TemplateSpec, where: str) -> None:
     """Errors for keys that need another, and for what only some of them may hold."""
-    contents = [f"roles.{role}.content" for role, one in spec.roles.items() if one.content]
-    for key in (*contents, *(key for key in _NEEDS_JOIN if getattr(spec, key))):
+    of_roles = [
+        f"roles.{role}.{key}"
+        for role, one in spec.roles.items()
+        for key in ("content", "json")
+        if getattr(one, key)
+    ]
+    for key in (*of_roles, *(key for key in _NEEDS_JOIN if getattr(spec, key))):
         if not spec.join:
             raise TemplateError(f'{where}: {key} needs "join": true')
     for role, one in spec.roles.items():
@@ -263,53 +268,58 @@ def _check_join(spec: TemplateSpec, where: str) -> None:
             raise TemplateError(
                 f"{where}, roles.{role}.content.between: only tool results can share a turn"
             )
-    answer = spec.roles["assistant"].content
-    if answer and answer.after:
+    answer = spec.roles["assistant"]
+    if answer.json or (answer.content and answer.content.after):
         raise TemplateError(
-            f"{where}, roles.assistant.content.after: what follows the assistant's words is its "
-            "end; write it in roles.assistant.end"
+            f"{where}, roles.assistant: what it says is trained as it is, so wanted no `json`, and "
+            "no content.after: what follows the words is roles.assistant.end"
         )
-    for key, needed in (("tools_first", spec.tools), ("argument", spec.tool_call)):
-        wanted = "tools" if key == "tools_first" else "tool_call"
-        if getattr(spec, key) and needed is None:
-            raise TemplateError(f"{where}: {key} needs {wanted}")
-    named = spec.tool_call is not None and Value("name") in spec.tool_call.before
-    if named and not spec.join:
+    for key in ("call_end", "preamble"):
+        if getattr(spec, key) and spec.tool_call is None:
+            raise TemplateError(f"{where}: {key} needs tool_call")
+    if spec.tool_call and Value("name") in spec.tool_call.before and not spec.join:
         raise TemplateError(f'{where}, tool_call.before: {{"value": "name"}} needs "join": true')
-    if spec.argument and not (named and Value("key") in spec.argument.before):
-        raise TemplateError(
-            f'{where}, argument: wanted {{"value": "key"}} in its `before`, and '
-            '{"value": "name"} in tool_call.before'
-        )
+
+
+def _check_bool(table: Mapping[str, object], key: str, where: str) -> None:
+    if not isinstance(table.get(key, False), bool):
+        raise TemplateError(f"{where}: {key} is {table[key]!r}, wanted true or false")
 
 
 def _role(data: object, where: str) -> RoleSpec:
     table = _table(data, RoleSpec.__dataclass_fields__, where)
-    content = _insert(table["content"], f"{where}.content") if "content" in table else None
-    parts = {k: _pieces(v, f"{where}.{k}") for k, v in table.items() if k != "content"}
-    return RoleSpec(content=content, **parts)
+    _check_bool(table, "json", where)
+    parts: dict[str, Any] = {
+        key: _pieces(table[key], f"{where}.{key}")
+        for key in ("before", "end", "after")
+        if key in table
+    }
+    if "content" in table:
+        parts["content"] = _insert(table["content"], f"{where}.content", where.split(".")[-1])
+    return RoleSpec(**parts, json=bool(table.get("json")))
 
 
-def _insert(data: object, where: str, name: str = "") -> Insert:
+def _insert(data: object, where: str, name: str) -> Insert:
+    """`name`: of the key, or of the role whose content it is."""
     keys = list(Insert.__dataclass_fields__)
-    if name in ("reasoning", "argument"):
-        keys.remove("between")  # nothing of a turn precedes its reasoning; arguments follow a name
+    if name in ("reasoning", "preamble"):
+        keys.remove("between")  # nothing of a turn precedes its reasoning, nor do calls its words
     table = _table(data, keys, where)
-    value = {"tool_call": "name", "argument": "key"}.get(name)
+    named = name in ("tool_call", "tool")
     return Insert(
         **{
-            key: _pieces(pieces, f"{where}.{key}", value if key == "before" else None)
+            key: _pieces(pieces, f"{where}.{key}", named=named and key == "before")
             for key, pieces in table.items()
         }
     )
 
 
-def _pieces(data: object, where: str, value: str | None = None) -> Fragments:
-    """The pieces of a list; `value` is the one value that may be among them."""
+def _pieces(data: object, where: str, *, named: bool = False) -> Fragments:
+    """The pieces of a list; `named`: the name of a function may be among them."""
     if not isinstance(data, list | tuple):
         raise TemplateError(f"{where} is {data!r}, wanted a list of pieces")
     kinds: dict[str, type[Piece]] = {"marker": Marker, "text": Text}
-    kinds |= {"value": Value} if value else {}
+    kinds |= {"value": Value} if named else {}
     pieces: list[Piece] = []
     for number, piece in enumerate(data):
         at = f"{where}[{number}]"
@@ -319,8 +329,8 @@ def _pieces(data: object, where: str, value: str | None = None) -> Fragments:
         ((key, text),) = table.items()
         if not isinstance(text, str) or not text or not has_bytes(text):
             raise TemplateError(f"{at}.{key} is {text!r}, wanted a text")
-        if key == "value" and text != value:
-            raise TemplateError(f"{at}.value is {text!r}, wanted {value!r}")
+        if key == "value" and text != "name":
+            raise TemplateError(f"{at}.value is {text!r}, wanted 'name'")
         pieces.append(kinds[key](text))
     return tuple(pieces)
 
@@ -341,6 +351,16 @@ KNOWN_TEMPLATES = (
     "chatml",
     "llama-3",
     "gemma",
+    "qwen2.5",
+    "qwen3",
+    "qwen3-instruct",
+    "mistral",
+    "mistral-v3",
+    "phi-3",
+    "phi-4",
+    "smollm3",
+    "deepseek-r1",
+    "gpt-oss",
 )
 """Their names; each is a file in `templates/`."""
 

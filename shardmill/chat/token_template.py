@@ -221,7 +221,7 @@ def _fixed_pieces(spec: TemplateSpec) -> dict[str, Fragments]:
     inserts = {name: getattr(spec, name) for name in INSERTS}
     if spec.join:
         inserts |= {f"{role}.content": turn.content for role, turn in spec.roles.items()}
-        inserts["argument"] = spec.argument
+        inserts["preamble"] = spec.preamble
         inner = [
             piece
             for one in inserts.values()

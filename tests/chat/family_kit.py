@@ -1,0 +1,317 @@
+"""Small tokenizers of model families, and conversations of every shape that their templates write."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+STOCK = Path(os.environ.get("SHARDMILL_REAL_DATA", "")) / "templates"
+
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+)
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {
+    "qwen": rf"{_ENDINGS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}",
+    "llama": rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}",
+    "tekken": rf"{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}",
+    "o200k": rf"{_CASED}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}",
+}
+"""How the tokenizers of a family divide a text before they merge bytes."""
+
+LINES = [
+    "user\nassistant\nsystem\nmodel\ntool\n\n the quick brown fox. It sleeps.\n\nWhy?\nYes!\n",
+    '{"name": "find_quarry", "arguments": {"stone": "marble"}}\n{"found": ["Carrara"]}\n',
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n```json\n",
+    "  so  many   blanks \t and\ttabs\n \n\n  \n",
+]
+
+
+@functools.cache
+def _trained(kind: str) -> str:
+    """A small tokenizer.json without special tokens. The merges cross punctuation and newlines, so
+    a text encoded in two parts shows."""
+    if kind in SPLITS:
+        tokenizer = Tokenizer(models.BPE())
+        split = pre_tokenizers.Split(Regex(SPLITS[kind]), "isolated")
+        plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(
+            vocab_size=600, initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator(LINES * 30, trainer)
+        return str(tokenizer.to_str())
+    # SentencePiece: blanks are a letter, and what is not in the vocabulary is bytes.
+    tokenizer = Tokenizer(models.BPE())
+    blank = normalizers.Replace(" ", "\u2581")
+    tokenizer.normalizer = blank
+    tokenizer.train_from_iterator(LINES * 30, trainers.BpeTrainer(vocab_size=500, show_progress=False))
+    model = json.loads(tokenizer.to_str())["model"]
+    letters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"]]
+    vocab = {letter: number for number, letter in enumerate(letters)}
+    merges = [tuple(pair) for pair in model["merges"]]
+    bpe = models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(bpe)
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if kind == "phi":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), blank])
+        steps.append(decoders.Strip(content=" ", left=1))
+    else:
+        tokenizer.normalizer = blank
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(steps)
+    return str(tokenizer.to_str())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What is needed to compare one of our templates with a stock one."""
+
+    stock: tuple[str, ...]  # files below templates/
+    split: str  # a kind of tokenizer
+    specials: tuple[str, ...]
+    in_text: tuple[str, ...] = ()  # added tokens that are not special
+    bos: str | None = None
+    eos: str | None = None
+    takes_blanks: bool = False  # a special token swallows the white space after it
+    variables: Mapping[str, Any] = field(default_factory=dict)  # for the stock template
+    prompt: bool = True  # it has a generation prompt
+    thinking: str = "reasoning_content"  # the key that it reads reasoning from
+
+
+_CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+_TAGS = ("<tool_call>", "</tool_call>")
+_THINK = ("<think>", "</think>")
+_TEKKEN = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    *("[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]"),
+)
+FAMILIES: dict[str, Family] = {
+    "qwen2.5": Family(
+        stock=("trl/qwen2_5.jinja",), split="qwen", specials=_CHATML, in_text=_TAGS
+    ),
+    "qwen3": Family(
+        stock=("trl/qwen3.jinja", "llama.cpp/Qwen-Qwen3-0.6B.jinja"),
+        split="qwen",
+        specials=_CHATML,
+        in_text=(*_TAGS, *_THINK, "<tool_response>", "</tool_response>"),
+    ),
+    "qwen3-instruct": Family(
+        stock=("trl/qwen3_instruct_2507.jinja",),
+        split="qwen",
+        specials=_CHATML,
+        in_text=(*_TAGS, *_THINK, "<tool_response>", "</tool_response>"),
+    ),
+    "llama-3": Family(
+        stock=("trl/llama3.jinja",),
+        split="llama",
+        specials=("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        bos="<|begin_of_text|>",
+    ),
+    "gemma": Family(
+        stock=("trl/gemma3.jinja", "trl/gemma.jinja", "llama.cpp/google-gemma-2-2b-it.jinja"),
+        split="gemma",
+        specials=("<bos>", "<start_of_turn>", "<end_of_turn>"),
+        bos="<bos>",
+    ),
+    "mistral": Family(
+        stock=("llama.cpp/Mistral-Small-3.2-24B-Instruct-2506.jinja",),
+        split="tekken",
+        specials=_TEKKEN,
+        bos="<s>",
+        eos="</s>",
+        prompt=False,
+    ),
+    "mistral-v3": Family(
+        stock=("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407.jinja",),
+        split="tekken",
+        specials=_TEKKEN,
+        bos="<s>",
+        eos="</s>",
+        prompt=False,
+    ),
+    "phi-3": Family(
+        stock=(
+            "trl/phi3.jinja",
+            "trl/phi3_5.jinja",
+            "llama.cpp/microsoft-Phi-3.5-mini-instruct.jinja",
+        ),
+        split="phi",
+        specials=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"),
+        eos="<|endoftext|>",
+        takes_blanks=True,
+    ),
+    "smollm3": Family(
+        stock=("llama.cpp/HuggingFaceTB-SmolLM3-3B.jinja",),
+        split="llama",
+        specials=_CHATML,
+        in_text=(*_THINK, *_TAGS),
+    ),
+    "deepseek-r1": Family(
+        stock=(
+            "llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja",
+            "trl/deepseekv3.jinja",
+        ),
+        split="qwen",
+        specials=tuple(
+            f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
+            for name in ("begin of sentence", "end of sentence", "User", "Assistant")
+        ),
+        in_text=_THINK,
+        bos="<\uff5cbegin\u2581of\u2581sentence\uff5c>",
+    ),
+    "gpt-oss": Family(
+        stock=("trl/gptoss.jinja",),
+        split="o200k",
+        specials=(
+            *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"),
+            "<|constrain|>",
+        ),
+        thinking="thinking",
+    ),
+}
+
+
+@functools.cache
+def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a family, as transformers opens it."""
+    family = FAMILIES[name]
+    tokenizer = Tokenizer.from_str(_trained(family.split))
+    rstrip = family.takes_blanks
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False, rstrip=rstrip) for text in family.specials]
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in family.in_text])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=family.bos, eos_token=family.eos
+    )
+
+
+# Conversations by their shapes.
+
+USER = {"role": "user", "content": "Where is marble from?"}
+TOLD = {"role": "system", "content": "Be brief."}
+SAID = {"role": "assistant", "content": "Out of Italy."}
+AGAIN = {"role": "user", "content": "And slate?"}
+WALES = {"role": "assistant", "content": "Wales!"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "find_quarry",
+        "description": "Where a stone is quarried.",
+        "parameters": {"type": "object", "properties": {"stone": {"type": "string"}}},
+    },
+}
+OTHER_TOOL = {
+    "type": "function",
+    "function": {"name": "weigh", "description": "In kg.", "parameters": {"type": "object"}},
+}
+
+
+def call(name: str, number: int = 1, **arguments: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call{number:05}", "type": "function", "function": function}
+
+
+def calls(*made: dict[str, Any], content: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "tool_calls": list(made), **more}
+
+
+def result(content: str, number: int = 1) -> dict[str, Any]:
+    name = {"name": "find_quarry", "tool_call_id": f"call{number:05}"}
+    return {"role": "tool", "content": content, **name}
+
+
+MARBLE, SLATE = call("find_quarry", 1, stone="marble"), call("find_quarry", 2, stone="slate")
+FOUND = result('{"found": ["Carrara", "Paros"]}')
+
+CASES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = {
+    "plain": ([USER, SAID], None),
+    "turns": ([USER, SAID, AGAIN, WALES, USER, SAID], None),
+    "system": ([TOLD, USER, SAID], None),
+    "system, turns": ([TOLD, USER, SAID, AGAIN, WALES], None),
+    "empty system": ([{**TOLD, "content": ""}, USER, SAID], None),
+    "emoji": (
+        [
+            {"role": "user", "content": "\U0001f468\u200d\U0001f469 1\ufe0f\u20e3 \u65e5\u672c"},
+            {"role": "assistant", "content": "e\u0301 \u0645\u0631 \U0001f44b\U0001f3fd"},
+        ],
+        None,
+    ),
+    "newlines inside": (
+        [
+            {"role": "user", "content": "a\n\n\nb\r\n\tc"},
+            {"role": "assistant", "content": "def f(x):\n    return x\n\n\nf(1)"},
+        ],
+        None,
+    ),
+    "blanks around": (
+        [{"role": "user", "content": "  so "}, {"role": "assistant", "content": "  well  "}],
+        None,
+    ),
+    "newlines after": (
+        [{"role": "user", "content": "so\n\n"}, {"role": "assistant", "content": "well.\n"}],
+        None,
+    ),
+    "newlines before": (
+        [{"role": "user", "content": "\n\nso"}, {"role": "assistant", "content": "\nwell"}],
+        None,
+    ),
+    "empty answer": ([USER, {**SAID, "content": ""}], None),
+    "tools": ([USER, SAID], [TOOL, OTHER_TOOL]),
+    "tools, system": ([TOLD, USER, SAID], [TOOL]),
+    "tools, empty system": ([{**TOLD, "content": ""}, USER, SAID], [TOOL]),
+    "call": ([USER, calls(MARBLE)], None),
+    "call, tools": ([TOLD, USER, calls(MARBLE)], [TOOL]),
+    "call with words": ([USER, calls(MARBLE, content="Let me look.")], None),
+    "parallel calls": ([USER, calls(MARBLE, SLATE)], None),
+    "parallel calls with words": ([USER, calls(MARBLE, SLATE, content="Wait:")], None),
+    "result": ([USER, calls(MARBLE), FOUND, SAID], None),
+    "result, tools": ([TOLD, USER, calls(MARBLE), FOUND, SAID, AGAIN, WALES], [TOOL]),
+    "results in a run": ([USER, calls(MARBLE, SLATE), FOUND, result("Wales", 2), SAID], None),
+    "odd result": ([USER, calls(MARBLE), result('\n "a\\b" \n'), SAID], None),
+    "two rounds": ([USER, calls(MARBLE), FOUND, calls(SLATE), result("Wales", 2), SAID], None),
+    "reasoning": ([USER, {**SAID, "reasoning_content": "Think.\n\nCarrara."}], None),
+    "reasoning, turns": (
+        [
+            TOLD,
+            USER,
+            {**SAID, "reasoning_content": "Carrara?"},
+            AGAIN,
+            {**WALES, "reasoning_content": "Hm: Wales"},
+        ],
+        None,
+    ),
+    "reasoning, call": (
+        [USER, calls(MARBLE, reasoning_content="Look."), FOUND, {**SAID, "reasoning_content": "So"}],
+        None,
+    ),
+    "reasoning, words, call": (
+        [USER, calls(MARBLE, content="Wait.", reasoning_content="Look.")],
+        None,
+    ),
+    "odd reasoning": ([USER, {**SAID, "reasoning_content": "\n Think \n"}], None),
+}
