@@ -8,9 +8,10 @@ conversation appears in its turns, or the conversation is dropped with a reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,7 @@ def lay_out(conversation: Conversation, spec: TemplateSpec, policy: TrainPolicy)
         _check_support(message, tools, spec)
     if system_must_be_first(spec):
         _check_system(messages)
+    values = iter(_call_values(conversation.messages, messages, spec))
     untrimmed = messages
     if spec.trim:
         messages = [
@@ -104,14 +106,17 @@ def lay_out(conversation: Conversation, spec: TemplateSpec, policy: TrainPolicy)
         messages = [CheckedMessage(SYSTEM, spec.default_system or ""), *messages]
     if not spec.join:
         return [
-            (message, _turn_texts(message, () if number else tools, first=not number))
+            (
+                message,
+                _turn_texts(
+                    message, () if number else tools, spec.tools_separator, first=not number
+                ),
+            )
             for number, message in enumerate(messages)
         ]
-    turns = _shared_turns(messages, spec, policy)
-    names = iter(_answered(messages)) if _names_calls(spec) else None
     return [
-        (group[0], _joined_texts(group, () if number else tools, spec, names, first=not number))
-        for number, group in enumerate(turns)
+        (group[0], _joined_texts(group, () if number else tools, spec, values, first=not number))
+        for number, group in enumerate(_shared_turns(messages, spec, policy))
     ]
 
 
@@ -140,7 +145,9 @@ def _check_system(messages: Sequence[CheckedMessage]) -> None:
 # A turn whose texts are encoded one by one.
 
 
-def _turn_texts(message: CheckedMessage, tools: Sequence[str], *, first: bool) -> list[PlacedText]:
+def _turn_texts(
+    message: CheckedMessage, tools: Sequence[str], separator: str, *, first: bool
+) -> list[PlacedText]:
     """The texts of one turn in order: reasoning, words, calls, tools."""
     words = message.text
     opening, ending = PLAIN_FORMS[message.role + len(ROLES) * first]
@@ -153,7 +160,7 @@ def _turn_texts(message: CheckedMessage, tools: Sequence[str], *, first: bool) -
         inside.append((words, (), ()))
     preceded = bool(words)  # `between` is written only if something of the turn precedes it
     inserts = [("tool_call", call) for call in message.calls]
-    inserts += [("tools", "\n".join(tools))] if tools else []
+    inserts += [("tools", separator.join(tools))] if tools else []
     for name, text in inserts:
         between = (f"{name}.between",) if preceded else ()
         inside.append((text, (*between, f"{name}.before"), (f"{name}.after",)))
@@ -187,33 +194,55 @@ def _shared_turns(
     return turns
 
 
-def _names_calls(spec: TemplateSpec) -> bool:
-    """Whether a tool result is written with the name of its function."""
-    content = spec.roles["tool"].content if "tool" in spec.roles else None
-    return content is not None and Value("name") in content.before
+Values: TypeAlias = Mapping[str, str]
+"""Of a call: its "name" and "id"."""
 
 
-def _answered(messages: Sequence[CheckedMessage]) -> list[str]:
-    """For each tool result in order, the function it came from: results follow the calls of a
-    message in their order, and a further one belongs to the last call."""
-    found: list[str] = []
-    calls, number = list[str](), 0
-    for message in messages:
+def _call_values(
+    given: Sequence[Mapping[str, Any]], messages: Sequence[CheckedMessage], spec: TemplateSpec
+) -> list[Values]:
+    """The values that the template writes, for each call and each tool result in their order.
+
+    A result answers the call with its id; without ids, the calls of a message in their order.
+    """
+    of_calls = _values_in(spec.tool_call)
+    of_results = _values_in(spec.roles["tool"].content) if "tool" in spec.roles else set()
+    found: list[Values] = []
+    calls: list[dict[str, Any]] = []
+    number = 0
+    for raw, message in zip(given, messages, strict=True) if of_calls or of_results else ():
         if message.calls:
-            calls, number = [_name_and_arguments(call)[0] for call in message.calls], 0
+            names = [_name_and_arguments(call)[0] for call in message.calls]
+            ids = [call.get("id") for call in raw["tool_calls"]]
+            calls = [{"name": name, "id": one} for name, one in zip(names, ids, strict=True)]
+            number = 0
+            found += [_needed(call, of_calls) for call in calls if of_calls]
         if message.role == TOOL:
-            if not calls:
-                raise Dropped("bad_tool_call")
-            found.append(calls[min(number, len(calls) - 1)])
+            name = raw.get("tool_call_id")
+            in_order = calls[min(number, len(calls) - 1)] if calls else {}
+            answered = next((call for call in calls if name and call["id"] == name), in_order)
             number += 1
+            found += [_needed({**answered, "id": name}, of_results)] if of_results else []
     return found
+
+
+def _needed(values: Mapping[str, Any], names: set[str]) -> Values:
+    found = {name: values.get(name) for name in names}
+    for value in found.values():
+        if not isinstance(value, str) or not value or not has_bytes(value):
+            raise Dropped("bad_tool_call")
+    return found
+
+
+def _values_in(insert: Insert | None) -> set[str]:
+    return {p.value for p in insert.before if isinstance(p, Value)} if insert else set()
 
 
 def _joined_texts(
     group: Sequence[CheckedMessage],
     tools: Sequence[str],
     spec: TemplateSpec,
-    names: Iterator[str] | None,
+    values: Iterator[Values],
     *,
     first: bool,
 ) -> list[PlacedText]:
@@ -227,11 +256,13 @@ def _joined_texts(
         )
         without = {"no_reasoning": bool(message.reasoning), "assistant.content": not plain}
         opening = tuple(name for name in opening if not without.get(name))
-        inside = _answer(message, spec, plain=plain)
+        inside = _answer(message, spec, values, plain=plain)
         if message.calls and spec.call_end:
             ending = ("calls.end", "assistant.after")
     else:
-        inside = _words(group, tools, spec, names)
+        inside = _words(group, tools, spec, values)
+        if tools and spec.tools_end:
+            ending = ("tools.end", "system.after")
     placed: list[PlacedText] = []
     left, divided = opening, True
     for piece in inside:
@@ -252,22 +283,25 @@ Inside: TypeAlias = list[str | Marker]
 """What is between the opening and the end of a turn."""
 
 
-def _filled(pieces: Fragments, name: str = "") -> Inside:
-    """The pieces with the name in its place."""
+def _filled(pieces: Fragments, values: Values = MappingProxyType({})) -> Inside:
+    """The pieces with the values in their places."""
     filled = [
-        p.text if isinstance(p, Text) else name if isinstance(p, Value) else p for p in pieces
+        p.text if isinstance(p, Text) else values[p.value] if isinstance(p, Value) else p
+        for p in pieces
     ]
     return [piece for piece in filled if piece]
 
 
-def _around(words: str, insert: Insert | None, name: str = "") -> Inside:
+def _around(words: str, insert: Insert | None, values: Values = MappingProxyType({})) -> Inside:
     middle: Inside = [words] if words else []
     if insert is None:
         return middle
-    return [*_filled(insert.before, name), *middle, *_filled(insert.after)]
+    return [*_filled(insert.before, values), *middle, *_filled(insert.after)]
 
 
-def _answer(message: CheckedMessage, spec: TemplateSpec, *, plain: bool) -> Inside:
+def _answer(
+    message: CheckedMessage, spec: TemplateSpec, values: Iterator[Values], *, plain: bool
+) -> Inside:
     """What the assistant says: reasoning, words, calls. `plain`: the opening leads to the words."""
     inside = _around(message.reasoning, spec.reasoning) if message.reasoning else []
     preamble = spec.preamble if message.calls else None
@@ -278,11 +312,9 @@ def _answer(message: CheckedMessage, spec: TemplateSpec, *, plain: bool) -> Insi
     for call in message.calls:
         assert spec.tool_call is not None
         inside += _filled(spec.tool_call.between) if preceded else []
-        if Value("name") in spec.tool_call.before:
-            name, arguments = _name_and_arguments(call)
-            inside += _around(arguments, spec.tool_call, name)
-        else:
-            inside += _around(call, spec.tool_call)
+        needed = _values_in(spec.tool_call)
+        text = _name_and_arguments(call)[1] if "name" in needed else call
+        inside += _around(text, spec.tool_call, next(values) if needed else {})
         preceded = True
     return inside
 
@@ -300,7 +332,7 @@ def _words(
     group: Sequence[CheckedMessage],
     tools: Sequence[str],
     spec: TemplateSpec,
-    names: Iterator[str] | None,
+    values: Iterator[Values],
 ) -> Inside:
     """What another role says, and tools."""
     role = spec.roles[ROLES[group[0].role]]
@@ -309,14 +341,14 @@ def _words(
         words = message.text or ""
         if number and role.content:
             inside += _filled(role.content.between)
-        name = next(names) if names and message.role == TOOL else ""
         if words or not tools:
             words = json.dumps(words, ensure_ascii=False) if role.json else words
-            inside += _around(words, role.content, name)
+            named = message.role == TOOL and _values_in(role.content)
+            inside += _around(words, role.content, next(values) if named else {})
     if tools:
         assert spec.tools is not None
         inside += _filled(spec.tools.between) if group[0].text else []
-        inside += _around("\n".join(tools), spec.tools)
+        inside += _around(spec.tools_separator.join(tools), spec.tools)
     return inside
 
 

@@ -29,10 +29,13 @@ What the templates of some families need besides:
                                 assistant starts with its words, content.before is in the opening
     "no_reasoning": [...],      ends the opening of an assistant's turn without reasoning
     "preamble": {"before": [...], "after": [...]},   around the words of a turn with calls
-    "call_end": [...]           the end of a turn with calls, instead of roles.assistant.end
+    "call_end": [...],          the end of a turn with calls, instead of roles.assistant.end
+    "tools_end": [...],         the end of a system turn with tools, instead of roles.system.end
+    "tools_separator": ", "     between tools, instead of a newline
 
-`{"value": "name"}` stands for the name of the function: in tool_call.before, and the text of the
-call is its arguments alone; in roles.tool.content.before, of the call that is answered.
+`{"value": "name"}` and `{"value": "id"}` stand for the name of the function and the id of the call:
+in tool_call.before, where a name leaves only the arguments for the text of the call; and in
+roles.tool.content.before, of the call that is answered.
 
 A turn without a marker at one side is accepted where its neighbours always have one: all turns but
 the assistant's may lack an end if every turn opens with a marker, the assistant's may lack an
@@ -73,7 +76,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A part of a tool call: the "name" of its function."""
+    """A part of a tool call: the "name" of its function, or its "id"."""
 
     value: str
 
@@ -123,6 +126,8 @@ class TemplateSpec:
     no_reasoning: Fragments = ()  # after the assistant's `before` if there is no reasoning
     call_end: Fragments = ()  # instead of roles.assistant.end after calls
     preamble: Insert | None = None  # around the assistant's words before calls
+    tools_end: Fragments = ()  # instead of roles.system.end after tools
+    tools_separator: str = "\n"
 
     def to_json(self) -> dict[str, JSON]:
         """`spec_from_json` gives an equal spec back. What is as it is without its key has none,
@@ -133,6 +138,8 @@ class TemplateSpec:
         for key in (*_NEEDS_JOIN, "join"):
             if not data.get(key):
                 data.pop(key, None)
+        if data["tools_separator"] == "\n":
+            del data["tools_separator"]
         for role in data["roles"].values():
             around = role.pop("content")
             if around is not None:
@@ -143,7 +150,9 @@ class TemplateSpec:
         return found
 
 
-_NEEDS_JOIN = ("no_reasoning", "call_end", "preamble")
+_SWITCHES = ("trim", "join")
+_TEXTS = ("fold_system", "default_system", "tools_separator")
+_NEEDS_JOIN = ("no_reasoning", "call_end", "preamble", "tools_end")
 
 
 def load_template_spec(path: str | Path) -> TemplateSpec:
@@ -168,16 +177,16 @@ def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
     name = table.get("name")
     if not isinstance(name, str) or not name:
         raise TemplateError(f"{where}: name is {name!r}, wanted a text")
-    for key in ("trim", "join"):
+    for key in _SWITCHES:
         _check_bool(table, key, where)
-    for key in ("fold_system", "default_system"):
+    for key in _TEXTS:
         text = table.get(key)
         if not isinstance(text, str | None) or not has_bytes(text or ""):
             raise TemplateError(f"{where}: {key} is {text!r}, wanted a text")
     roles = _table(table.get("roles"), ROLES, f"{where}, roles")
     pieces: dict[str, Any] = {
         key: _pieces(table[key], f"{where}, {key}")
-        for key in ("begin", "no_reasoning", "call_end")
+        for key in ("begin", "no_reasoning", "call_end", "tools_end")
         if key in table
     }
     inserts: dict[str, Any] = {
@@ -186,7 +195,7 @@ def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
         if key in table
     }
     plain: dict[str, Any] = {
-        key: table[key] for key in ("fold_system", "trim", "default_system", "join") if key in table
+        key: table[key] for key in (*_TEXTS, *_SWITCHES) if table.get(key) is not None
     }
     spec = TemplateSpec(
         name=name,
@@ -217,7 +226,7 @@ def _check_whole(spec: TemplateSpec, where: str) -> None:
     opens = {role: _has_marker(one.before) for role, one in spec.roles.items()}
     ends = {role: _has_marker(one.end) for role, one in spec.roles.items()}
     for role, one in spec.roles.items():
-        for piece in (*one.end, *spec.call_end):
+        for piece in (*one.end, *spec.call_end, *spec.tools_end):
             if piece in openers:
                 raise TemplateError(
                     f"{where}, roles.{role}.end: {piece} opens turns, so a model trained on it "
@@ -239,8 +248,13 @@ def _check_whole(spec: TemplateSpec, where: str) -> None:
                     f"{where}, roles.{role}.{key}: has no marker, so text could imitate it; wanted "
                     'at least one {"marker": ...}'
                 )
-    if spec.call_end and not _has_marker(spec.call_end):
-        raise TemplateError(f"{where}, call_end: has no marker, so a model would not stop there")
+    for key in ("call_end", "tools_end"):
+        pieces = getattr(spec, key)
+        if pieces and not _has_marker(pieces):
+            raise TemplateError(
+                f"{where}, {key}: has no marker, so text could imitate it; wanted at least one "
+                '{"marker": ...}'
+            )
 
 
 def _has_marker(pieces: Fragments) -> bool:
@@ -274,11 +288,16 @@ def _check_join(spec: TemplateSpec, where: str) -> None:
             f"{where}, roles.assistant: what it says is trained as it is, so wanted no `json`, and "
             "no content.after: what follows the words is roles.assistant.end"
         )
-    for key in ("call_end", "preamble"):
-        if getattr(spec, key) and spec.tool_call is None:
-            raise TemplateError(f"{where}: {key} needs tool_call")
-    if spec.tool_call and Value("name") in spec.tool_call.before and not spec.join:
-        raise TemplateError(f'{where}, tool_call.before: {{"value": "name"}} needs "join": true')
+    for key, needed in (
+        ("call_end", "tool_call"),
+        ("preamble", "tool_call"),
+        ("tools_end", "tools"),
+    ):
+        if getattr(spec, key) and getattr(spec, needed) is None:
+            raise TemplateError(f"{where}: {key} needs {needed}")
+    values = [p for p in spec.tool_call.before if isinstance(p, Value)] if spec.tool_call else []
+    if values and not spec.join:
+        raise TemplateError(f'{where}, tool_call.before: a {{"value": ...}} needs "join": true')
 
 
 def _check_bool(table: Mapping[str, object], key: str, where: str) -> None:
@@ -315,7 +334,7 @@ def _insert(data: object, where: str, name: str) -> Insert:
 
 
 def _pieces(data: object, where: str, *, named: bool = False) -> Fragments:
-    """The pieces of a list; `named`: the name of a function may be among them."""
+    """The pieces of a list; `named`: a value of a call may be among them."""
     if not isinstance(data, list | tuple):
         raise TemplateError(f"{where} is {data!r}, wanted a list of pieces")
     kinds: dict[str, type[Piece]] = {"marker": Marker, "text": Text}
@@ -329,8 +348,8 @@ def _pieces(data: object, where: str, *, named: bool = False) -> Fragments:
         ((key, text),) = table.items()
         if not isinstance(text, str) or not text or not has_bytes(text):
             raise TemplateError(f"{at}.{key} is {text!r}, wanted a text")
-        if key == "value" and text != "name":
-            raise TemplateError(f"{at}.value is {text!r}, wanted 'name'")
+        if key == "value" and text not in ("name", "id"):
+            raise TemplateError(f"{at}.value is {text!r}, wanted 'name' or 'id'")
         pieces.append(kinds[key](text))
     return tuple(pieces)
 

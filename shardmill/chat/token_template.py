@@ -207,6 +207,7 @@ def with_encoder(template: ChatTemplate, encoder: Encoder) -> ChatTemplate:
 def _fixed_pieces(spec: TemplateSpec) -> dict[str, Fragments]:
     """Everything fixed by name, with adjacent texts joined."""
     named = {"begin": spec.begin, "no_reasoning": spec.no_reasoning, "calls.end": spec.call_end}
+    named["tools.end"] = spec.tools_end
     for role, turn in spec.roles.items():
         named |= {f"{role}.before": turn.before, f"{role}.end": turn.end}
         named[f"{role}.after"] = turn.after

@@ -1,4 +1,4 @@
-"""Small tokenizers of model families, and conversations of every shape that their templates write."""
+"""Small tokenizers of model families, and conversations of every shape that templates write."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def _trained(kind: str) -> str:
     tokenizer = Tokenizer(models.BPE())
     blank = normalizers.Replace(" ", "\u2581")
     tokenizer.normalizer = blank
-    tokenizer.train_from_iterator(LINES * 30, trainers.BpeTrainer(vocab_size=500, show_progress=False))
+    # Their merges never cross a newline.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+|\u2581?[^\u2581\n]+"), "isolated")
+    trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False)
+    tokenizer.train_from_iterator(LINES * 30, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     letters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"]]
     vocab = {letter: number for number, letter in enumerate(letters)}
@@ -96,9 +99,10 @@ class Family:
     bos: str | None = None
     eos: str | None = None
     takes_blanks: bool = False  # a special token swallows the white space after it
-    variables: Mapping[str, Any] = field(default_factory=dict)  # for the stock template
-    prompt: bool = True  # it has a generation prompt
-    thinking: str = "reasoning_content"  # the key that it reads reasoning from
+    variables: Mapping[str, Any] = field(default_factory=dict)  # for its generation prompt
+    edits: tuple[tuple[str, str], ...] = ()  # of the text it writes, before it is compared
+    left_to_say: str = ""  # of our opening, not in its generation prompt
+    thinking: str = "reasoning_content"  # the key it reads reasoning from, or how a content has it
 
 
 _CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -110,14 +114,20 @@ _TEKKEN = (
     *("[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]"),
 )
 FAMILIES: dict[str, Family] = {
-    "qwen2.5": Family(
-        stock=("trl/qwen2_5.jinja",), split="qwen", specials=_CHATML, in_text=_TAGS
-    ),
+    "qwen2.5": Family(stock=("trl/qwen2_5.jinja",), split="qwen", specials=_CHATML, in_text=_TAGS),
     "qwen3": Family(
         stock=("trl/qwen3.jinja", "llama.cpp/Qwen-Qwen3-0.6B.jinja"),
         split="qwen",
         specials=_CHATML,
         in_text=(*_TAGS, *_THINK, "<tool_response>", "</tool_response>"),
+        # An answer without reasoning has an empty block in every turn.
+        edits=(
+            (
+                r"(<\|im_start\|>assistant\n)(?!<think>)",
+                r"\1<think>\n\n</think>\n\n",
+            ),
+        ),
+        variables={"enable_thinking": False},
     ),
     "qwen3-instruct": Family(
         stock=("trl/qwen3_instruct_2507.jinja",),
@@ -126,10 +136,15 @@ FAMILIES: dict[str, Family] = {
         in_text=(*_TAGS, *_THINK, "<tool_response>", "</tool_response>"),
     ),
     "llama-3": Family(
-        stock=("trl/llama3.jinja",),
+        stock=("trl/llama3.jinja", "trl/llama3_1.jinja", "trl/llama3_2.jinja"),
         split="llama",
         specials=("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         bos="<|begin_of_text|>",
+        # No dates, and no system turn only for them.
+        edits=(
+            (r"Cutting Knowledge Date: December 2023\nToday Date: [^\n]*\n\n", ""),
+            (r"<\|start_header_id\|>system<\|end_header_id\|>\n\n<\|eot_id\|>", ""),
+        ),
     ),
     "gemma": Family(
         stock=("trl/gemma3.jinja", "trl/gemma.jinja", "llama.cpp/google-gemma-2-2b-it.jinja"),
@@ -143,7 +158,11 @@ FAMILIES: dict[str, Family] = {
         specials=_TEKKEN,
         bos="<s>",
         eos="</s>",
-        prompt=False,
+        # No system prompt of its own, which has today's date.
+        edits=(
+            (r"(?s)(?<=\[SYSTEM_PROMPT\])You are Mistral Small 3.*?(?=\[/SYSTEM_PROMPT\])", ""),
+            (r"\[SYSTEM_PROMPT\]\[/SYSTEM_PROMPT\](?!\[AVAILABLE_TOOLS\])", ""),
+        ),
     ),
     "mistral-v3": Family(
         stock=("llama.cpp/mistralai-Mistral-Nemo-Instruct-2407.jinja",),
@@ -151,7 +170,6 @@ FAMILIES: dict[str, Family] = {
         specials=_TEKKEN,
         bos="<s>",
         eos="</s>",
-        prompt=False,
     ),
     "phi-3": Family(
         stock=(
@@ -163,12 +181,14 @@ FAMILIES: dict[str, Family] = {
         specials=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"),
         eos="<|endoftext|>",
         takes_blanks=True,
+        edits=((r"<\|endoftext\|>$", ""),),  # nothing at the end of the conversation
     ),
     "smollm3": Family(
         stock=("llama.cpp/HuggingFaceTB-SmolLM3-3B.jinja",),
         split="llama",
         specials=_CHATML,
         in_text=(*_THINK, *_TAGS),
+        thinking="<think>\n{}\n</think>\n",
     ),
     "deepseek-r1": Family(
         stock=(
@@ -191,6 +211,12 @@ FAMILIES: dict[str, Family] = {
             "<|constrain|>",
         ),
         thinking="thinking",
+        # No date, and every answer ends as one that is not followed by others.
+        edits=(
+            (r"Current date: \d{4}-\d\d-\d\d\n", ""),
+            (r"(<\|channel\|>final<\|message\|>[^<]*)<\|end\|>", r"\1<|return|>"),
+        ),
+        left_to_say="<|channel|>final<|message|>",
     ),
 }
 
@@ -202,7 +228,10 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer.from_str(_trained(family.split))
     rstrip = family.takes_blanks
     tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False, rstrip=rstrip) for text in family.specials]
+        [
+            AddedToken(text, special=True, normalized=False, rstrip=rstrip)
+            for text in family.specials
+        ]
     )
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in family.in_text])
     return PreTrainedTokenizerFast(
@@ -306,7 +335,12 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = {
         None,
     ),
     "reasoning, call": (
-        [USER, calls(MARBLE, reasoning_content="Look."), FOUND, {**SAID, "reasoning_content": "So"}],
+        [
+            USER,
+            calls(MARBLE, reasoning_content="Look."),
+            FOUND,
+            {**SAID, "reasoning_content": "So"},
+        ],
         None,
     ),
     "reasoning, words, call": (

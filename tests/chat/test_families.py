@@ -3,10 +3,10 @@
 For each family, each of its stock templates and each conversation of `CASES` there is an outcome:
 
 same         transformers gives the same ids for the whole conversation
-last turns   the turns before the last differ, but every turn of the assistant is the same as where
-             it is the last one: in the conversation up to it
-text         the text is the same, and tokens differ at the beginning of a content only
-differs      the two write different texts; `DIFFERENCES` holds all of these
+edited       it does once the text of the stock template is edited as `FAMILIES` says
+last turns   every answer is the same where it is the last turn: in the conversation up to it
+text         the text is the same, and tokens differ only at the beginning of a content
+differs      each other difference
 declined     ours drops it, with the reason
 refused      the stock template raises an error
 """
@@ -14,7 +14,7 @@ refused      the stock template raises an error
 from __future__ import annotations
 
 import functools
-from pathlib import Path
+import re
 from typing import Any
 
 import pytest
@@ -43,34 +43,37 @@ def ours(name: str, messages: list[dict[str, Any]], tools: Any) -> Rendered:
     return opened(name)[0].render([Conversation(messages=messages, tools=tools)], PLAIN)
 
 
-def stock_text(name: str, stock: str, messages: Any, tools: Any, *, prompt: bool = False) -> str:
+def stock_text(
+    name: str, stock: str, messages: Any, tools: Any, *, edited: bool = False, **options: Any
+) -> str:
     family = FAMILIES[name]
-    if family.thinking != "reasoning_content":
-        messages = [
-            {family.thinking if key == "reasoning_content" else key: v for key, v in m.items()}
-            for m in messages
-        ]
-    return str(
+    text = str(
         tokenizer_of(name).apply_chat_template(
-            messages,
+            [with_thinking(message, family.thinking) for message in messages],
             tools,
             chat_template=(STOCK / stock).read_text(),
-            add_generation_prompt=prompt,
             tokenize=False,
-            **family.variables,
+            **options,
         )
     )
+    for pattern, replacement in family.edits if edited else ():
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def with_thinking(message: dict[str, Any], way: str) -> dict[str, Any]:
+    """The message with its reasoning where the family reads it."""
+    rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+    thought = message.get("reasoning_content")
+    if thought is None:
+        return rest
+    if "{}" in way:
+        return {**rest, "content": way.format(thought) + (message["content"] or "")}
+    return {**rest, way: thought}
 
 
 def ids_of(name: str, text: str) -> list[int]:
     return list(tokenizer_of(name)(text, add_special_tokens=False)["input_ids"])
-
-
-def compare(name: str, stock: str, case: str) -> tuple[str, str]:
-    messages, tools = CASES[case]
-    found = ours(name, messages, tools)
-    text = opened(name)[1].decode(found.examples.ids.values)
-    return text, stock_text(name, stock, messages, tools)
 
 
 def outcome_of(name: str, stock: str, case: str) -> str:
@@ -85,6 +88,8 @@ def outcome_of(name: str, stock: str, case: str) -> str:
     ids = rendered.examples.ids.values.tolist()
     if ids == wanted:
         return "same"
+    if ids == stock_ids(name, stock, messages, tools, edited=True):
+        return "edited"
     tokenizer = tokenizer_of(name)
     if tokenizer.decode(ids) == tokenizer.decode(wanted):
         return "text"
@@ -100,12 +105,16 @@ def last_turn_is_same(name: str, stock: str, messages: Any, tools: Any) -> bool:
     return stock_ids(name, stock, messages, tools)[-len(turn) :] == turn
 
 
-def stock_ids(name: str, stock: str, messages: Any, tools: Any) -> list[int]:
+def stock_ids(
+    name: str, stock: str, messages: Any, tools: Any, *, edited: bool = False
+) -> list[int]:
     """The ids of the stock template; some take no content, others an empty one, beside calls."""
     for empty in (None, ""):
-        given = [{**m, "content": empty if m["content"] is None else m["content"]} for m in messages]
+        given = [
+            {**m, "content": empty if m["content"] is None else m["content"]} for m in messages
+        ]
         try:
-            return ids_of(name, stock_text(name, stock, given, tools))
+            return ids_of(name, stock_text(name, stock, given, tools, edited=edited))
         except (TemplateError, TypeError):
             if empty == "":
                 raise

@@ -3,7 +3,9 @@
 Proved on each conversation of the battery that the template keeps:
 - A trained assistant turn is opening + words + end + tail. Opening and tail are untrained and
   always the same ids; the words are the message's text, as it is or trimmed (one way for the whole
-  template); the end is always the same, and trained or not as the policy says.
+  template); the end is always the same, and trained or not as the policy says. Where reasoning or
+  calls follow, the opening may be shorter (a template may open a turn without reasoning with an
+  empty one): then always equally short, and still unlike the opening of any other role.
 - Nothing is trained in any other turn, or before the first.
 - Every turn holds the text of its own messages, and of no other.
 - There is no marker among the words.
@@ -33,6 +35,7 @@ from shardmill.chat.policy import (
     ASSISTANT,
     REASONS,
     TRAIN_ON,
+    USER,
     ChatTemplate,
     CheckedMessage,
     TrainPolicy,
@@ -136,6 +139,7 @@ class TurnShape:
     """How a template writes every trained assistant turn."""
 
     opening: IntArray  # ids before the words
+    shortest: IntArray  # ids before reasoning or calls; the beginning of `opening`, or all of it
     tail: IntArray  # ids after the end
     leads: tuple[str | None, ...]  # blanks before the words, per reading; None: it does not fit
     end: str  # what is trained after the words
@@ -210,7 +214,7 @@ class Judge:
         if ASSISTANT not in example.roles:
             raise example.failure("turns", "a conversation without an assistant was kept")
         last = max(turn for turn, role in enumerate(example.roles) if role == ASSISTANT)
-        shape = self._learn_shape(example, last)
+        shape = self._learn_shortest(self._learn_shape(example, last))
         padded = render_one(self.template, stored("optional")["blanks around"], self.policy)
         return shape if isinstance(padded, str) else self._learn_trim(padded, shape)
 
@@ -268,6 +272,7 @@ class Judge:
             )
         shape = TurnShape(
             opening=example.ids[start:first],
+            shortest=example.ids[start:first],
             tail=example.ids[last:stop],
             leads=tuple(leads),
             end=ends[0],
@@ -285,6 +290,19 @@ class Judge:
             )
         elif self._markers_in(shape.tail):
             raise example.failure("end", f"turn {turn} trains only a part of its end")
+        return shape
+
+    def _learn_shortest(self, shape: TurnShape) -> TurnShape:
+        """The shape with the opening of turns that begin with reasoning or a call."""
+        for name in ("reasoning", "tool call"):
+            found = render_one(self.template, stored("optional")[name], self.policy)
+            if isinstance(found, str):
+                continue
+            turn = len(found.roles) - 1
+            opening = found.ids[found.bounds[turn] : found.trained_span(turn)[0]]
+            beginning = shape.opening[: len(opening)]
+            if 0 < len(opening) < len(shape.shortest) and np.array_equal(opening, beginning):
+                shape = replace(shape, shortest=opening)
         return shape
 
     def _learn_trim(self, example: ProofExample, shape: TurnShape) -> TurnShape:
@@ -314,10 +332,10 @@ class Judge:
 
     def _check_openings(self, example: ProofExample, shape: TurnShape) -> None:
         """No other turn opens like the assistant's, or no model could tell who speaks."""
-        size = len(shape.opening)
+        size = len(shape.shortest)
         for turn, role in enumerate(example.roles):
             start = example.bounds[turn]
-            same = np.array_equal(example.ids[start : start + size], shape.opening)
+            same = np.array_equal(example.ids[start : start + size], shape.shortest)
             if size and same and role != ASSISTANT:
                 raise example.failure(
                     "opening", f"turn {turn} is the {ROLES[role]}'s, but opens like the assistant's"
@@ -347,7 +365,10 @@ class Judge:
                 raise example.failure("words", f"turn {turn} must be trained, and is not")
             return  # nothing was said, and ends are not trained
         start, stop = example.bounds[turn : turn + 2]
-        if not np.array_equal(example.ids[start:first], shape.opening):
+        openings = [shape.opening]
+        if message.calls or message.reasoning:
+            openings.append(shape.shortest)
+        if not any(np.array_equal(example.ids[start:first], one) for one in openings):
             found, wanted = map(self.reader.text, (example.ids[start:first], shape.opening))
             raise example.failure(
                 "opening", f"turn {turn} is trained after {found!r}: wanted {wanted!r}"
@@ -395,11 +416,15 @@ class Judge:
         self.counts["calls and reasoning"] += 1
 
     def _check_other(self, example: ProofExample, turn: int) -> None:
-        """A trained turn that is not the assistant's: its words come first."""
+        """A trained turn that is not the assistant's: its words come first, those of the user; a
+        template may frame what a tool or the system says, and trains the frame with it."""
         first, last = example.trained_span(turn)
         text = example.checked[example.groups[turn][0]].text or ""
         read = self.reader.readings(example.ids, first, last)
-        right = any(found.lstrip().startswith(text.strip()) for found in read)
+        if example.roles[turn] == USER:
+            right = any(found.lstrip().startswith(text.strip()) for found in read)
+        else:
+            right = any(text.strip() in found for found in read)
         if not right or (first == last and text.strip()):
             raise example.failure("words", f"turn {turn} trains {read[0]!r}: wanted {text!r} first")
         self.counts["other trained turns"] += 1
