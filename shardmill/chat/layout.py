@@ -227,10 +227,12 @@ def _call_values(
 
 
 def _needed(values: Mapping[str, Any], names: set[str]) -> Values:
-    found = {name: values.get(name) for name in names}
-    for value in found.values():
+    found: dict[str, str] = {}
+    for name in names:
+        value = values.get(name)
         if not isinstance(value, str) or not value or not has_bytes(value):
             raise Dropped("bad_tool_call")
+        found[name] = value
     return found
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +95,21 @@ class Family:
     split: str  # a kind of tokenizer
     specials: tuple[str, ...]
     in_text: tuple[str, ...] = ()  # added tokens that are not special
+    named: tuple[str, ...] = ()  # of in_text: markers that the tokenizer's file does not mark
     bos: str | None = None
     eos: str | None = None
     takes_blanks: bool = False  # a special token swallows the white space after it
-    variables: Mapping[str, Any] = field(default_factory=dict)  # for its generation prompt
     edits: tuple[tuple[str, str], ...] = ()  # of the text it writes, before it is compared
-    left_to_say: str = ""  # of our opening, not in its generation prompt
+    switch: bool = False  # enable_thinking decides on its generation prompt
+    always_thinks: bool = False  # its generation prompt opens a block of reasoning
+    left_to_say: str = ""  # the end of our opening, which its generation prompt does not have
     thinking: str = "reasoning_content"  # the key it reads reasoning from, or how a content has it
 
 
 _CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _TAGS = ("<tool_call>", "</tool_call>")
 _THINK = ("<think>", "</think>")
+_SPEAKERS = ("<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>")
 _TEKKEN = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
@@ -127,7 +129,7 @@ FAMILIES: dict[str, Family] = {
                 r"\1<think>\n\n</think>\n\n",
             ),
         ),
-        variables={"enable_thinking": False},
+        switch=True,
     ),
     "qwen3-instruct": Family(
         stock=("trl/qwen3_instruct_2507.jinja",),
@@ -183,6 +185,11 @@ FAMILIES: dict[str, Family] = {
         takes_blanks=True,
         edits=((r"<\|endoftext\|>$", ""),),  # nothing at the end of the conversation
     ),
+    "phi-4": Family(
+        stock=(),  # its format is published without a file that could be compared
+        split="llama",
+        specials=("<|im_start|>", "<|im_sep|>", "<|im_end|>"),
+    ),
     "smollm3": Family(
         stock=("llama.cpp/HuggingFaceTB-SmolLM3-3B.jinja",),
         split="llama",
@@ -196,11 +203,14 @@ FAMILIES: dict[str, Family] = {
             "trl/deepseekv3.jinja",
         ),
         split="qwen",
-        specials=tuple(
-            f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
-            for name in ("begin of sentence", "end of sentence", "User", "Assistant")
+        specials=(
+            "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
+            "<\uff5cend\u2581of\u2581sentence\uff5c>",
         ),
-        in_text=_THINK,
+        in_text=(*_SPEAKERS, *_THINK),
+        named=_SPEAKERS,
+        switch=True,
+        always_thinks=True,
         bos="<\uff5cbegin\u2581of\u2581sentence\uff5c>",
     ),
     "gpt-oss": Family(

@@ -23,19 +23,117 @@ pytest.importorskip("transformers")
 
 from jinja2 import TemplateError
 
-from shardmill.chat import Rendered, TokenTemplate, TrainPolicy, bind_template, known_template
+from shardmill.chat import (
+    Rendered,
+    TokenTemplate,
+    TrainPolicy,
+    bind_template,
+    known_template,
+    prove_mask,
+)
 from shardmill.protocols import Tokenizer
 from shardmill.records import Conversation
-from shardmill.tokenizers import adapt_tokenizer
+from shardmill.tokenizers.huggingface import HuggingFaceTokenizer
 from tests.chat.family_kit import CASES, FAMILIES, STOCK, tokenizer_of
 
 PLAIN = TrainPolicy()
+STOCKS = [(name, stock) for name, family in FAMILIES.items() for stock in family.stock]
+needs_stock = pytest.mark.skipif(not STOCK.is_dir(), reason="SHARDMILL_REAL_DATA is not set")
+
+ALL_PLAIN = (
+    *("plain", "turns", "system", "system, turns", "emoji", "newlines inside", "blanks around"),
+    *("newlines after", "newlines before", "empty answer"),
+)
+THOUGHT = tuple(case for case in CASES if "reasoning" in case)
+QWEN3 = {
+    # The block of an earlier answer without reasoning is written, as where it was the last one.
+    "edited": (
+        *("turns", "system, turns", "result", "result, tools", "results in a run", "odd result"),
+        "two rounds",
+    ),
+    # Reasoning of earlier turns stays. Two newlines before the tools are not written for nothing.
+    "last turns": ("reasoning, turns", "tools, empty system"),
+    # Newlines around reasoning, and before the words after it, stay.
+    "differs": ("newlines before", "odd reasoning"),
+}
+LLAMA = {
+    "edited": ALL_PLAIN,
+    "last turns": ("empty system",),  # a system turn, though empty, is written
+}
+PHI_35 = {
+    "edited": tuple(case for case in ALL_PLAIN if case[-4:] not in ("ound", "fore")),
+    # White space at the start of a content stays. So does an empty system turn.
+    "differs": ("blanks around", "newlines before", "empty system"),
+}
+NO_SYSTEM = {"refused": ("system", "system, turns", "empty system")}
+OUTCOMES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("qwen2.5", "trl/qwen2_5.jinja"): {
+        "text": ("newlines before",),
+        "last turns": ("tools, empty system",),
+    },
+    ("qwen3", "trl/qwen3.jinja"): QWEN3,
+    ("qwen3", "llama.cpp/Qwen-Qwen3-0.6B.jinja"): QWEN3,
+    ("qwen3-instruct", "trl/qwen3_instruct_2507.jinja"): {
+        "text": ("newlines before",),
+        "last turns": ("tools, empty system",),
+    },
+    ("llama-3", "trl/llama3.jinja"): {},
+    ("llama-3", "trl/llama3_1.jinja"): LLAMA,
+    ("llama-3", "trl/llama3_2.jinja"): LLAMA,
+    ("gemma", "trl/gemma3.jinja"): {"text": ("empty system",)},
+    ("gemma", "trl/gemma.jinja"): NO_SYSTEM,
+    ("gemma", "llama.cpp/google-gemma-2-2b-it.jinja"): NO_SYSTEM,
+    ("mistral", "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506.jinja"): {
+        "edited": (
+            *(case for case in ALL_PLAIN if "system" not in case),
+            *("tools", "call", "parallel calls", "result", "results in a run", "odd result"),
+            "two rounds",
+        ),
+        "last turns": ("result, tools",),  # tools stay before the first question
+        "differs": ("call with words", "parallel calls with words"),  # the words are kept
+    },
+    ("mistral-v3", "llama.cpp/mistralai-Mistral-Nemo-Instruct-2407.jinja"): {
+        "last turns": ("system", "system, turns", "empty system"),  # in the first question
+    },
+    ("phi-3", "trl/phi3.jinja"): {
+        "edited": (*PHI_35["edited"], "empty system"),
+        "differs": PHI_35["differs"][:2],
+    },
+    ("phi-3", "trl/phi3_5.jinja"): PHI_35,
+    ("phi-3", "llama.cpp/microsoft-Phi-3.5-mini-instruct.jinja"): PHI_35,
+    ("smollm3", "llama.cpp/HuggingFaceTB-SmolLM3-3B.jinja"): {
+        "last turns": ("empty system",),  # is empty, not replaced by the default
+        "differs": ("newlines before",),  # stay
+    },
+    ("deepseek-r1", "llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja"): {
+        "differs": ("reasoning", "reasoning, turns", "odd reasoning"),  # stays
+        "declined: no_place_for_system": ("empty system",),
+    },
+    ("deepseek-r1", "trl/deepseekv3.jinja"): {
+        "differs": ("reasoning", "reasoning, turns", "odd reasoning"),
+        "declined: no_place_for_system": ("empty system",),
+    },
+    ("gpt-oss", "trl/gptoss.jinja"): {
+        "edited": (
+            *(*ALL_PLAIN, "call", "call with words", "result", "odd result", "two rounds"),
+            *("reasoning", "odd reasoning"),
+        ),
+        # Reasoning of earlier turns stays. An empty system turn is written.
+        "last turns": ("reasoning, turns", "reasoning, call", "empty system"),
+        "differs": ("parallel calls", "parallel calls with words", "results in a run"),  # all calls
+        "refused": ("reasoning, words, call",),
+    },
+}
+"""What is not the same, for each stock template. What ours declines for want of tools, calls or
+reasoning is not listed."""
 
 
 @functools.cache
 def opened(name: str) -> tuple[TokenTemplate, Tokenizer]:
     """Our template of a family, on our reading of its tokenizer."""
-    tokenizer: Tokenizer = adapt_tokenizer(tokenizer_of(name))
+    names = {text: text for text in FAMILIES[name].named}
+    model = str(tokenizer_of(name).backend_tokenizer.to_str())
+    tokenizer: Tokenizer = HuggingFaceTokenizer(model, names=names)
     return bind_template(known_template(name), tokenizer), tokenizer
 
 
@@ -119,3 +217,73 @@ def stock_ids(
             if empty == "":
                 raise
     raise AssertionError
+
+
+def no_place(name: str, case: str) -> str | None:
+    """The outcome of a conversation that holds what the template has no place for."""
+    spec, (messages, tools) = known_template(name), CASES[case]
+    if tools and spec.tools is None:
+        return "declined: no_place_for_tools"
+    if spec.tool_call is None and any("tool_calls" in message for message in messages):
+        return "declined: no_place_for_tool_calls"
+    if spec.reasoning is None and any("reasoning_content" in message for message in messages):
+        return "declined: no_place_for_reasoning"
+    return None
+
+
+@needs_stock
+def test_every_stock_template_has_its_outcomes() -> None:
+    assert set(OUTCOMES) == set(STOCKS)
+
+
+@needs_stock
+@pytest.mark.parametrize(("name", "stock"), STOCKS)
+def test_tokens_are_those_of_the_familys_own_template(name: str, stock: str) -> None:
+    listed = {case: how for how, cases in OUTCOMES[name, stock].items() for case in cases}
+    assert {case: outcome_of(name, stock, case) for case in CASES} == {
+        case: no_place(name, case) or listed.get(case, "same") for case in CASES
+    }
+
+
+@needs_stock
+@pytest.mark.parametrize(("name", "stock"), STOCKS)
+@pytest.mark.parametrize("case", ["turns", "reasoning"])
+def test_an_answer_is_trained_from_the_end_of_the_familys_generation_prompt(
+    name: str, stock: str, case: str
+) -> None:
+    family, (messages, tools) = FAMILIES[name], CASES[case]
+    examples = ours(name, messages, tools).examples
+    thinks = case == "reasoning"
+    if not len(examples.ids) or (family.always_thinks and not thinks):
+        return
+    start = int(examples.turn_starts[-1])
+    first = start + int(examples.mask[start:].argmax())
+    opening, said = (
+        opened(name)[1].decode(ids)
+        for ids in (examples.ids.values[start:first], examples.ids.values[first:])
+    )
+    options = {"enable_thinking": thinks} if family.switch else {}
+    text = stock_text(name, stock, messages[:-1], tools, add_generation_prompt=True, **options)
+    prompt = opened(name)[1].decode(ids_of(name, text))
+    if family.always_thinks:
+        assert prompt.endswith(opening + "<think>\n")
+        assert said.startswith("<think>\n")
+    elif thinks:
+        assert prompt.endswith(opening)
+    else:
+        assert opening.endswith(family.left_to_say)
+        assert prompt.endswith(opening.removesuffix(family.left_to_say))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_mask_of_every_family_is_proved(name: str) -> None:
+    template, tokenizer = opened(name)
+    proved = prove_mask(template, tokenizer)
+    assert proved.trim == ("both" if name in ("llama-3", "gemma") else "none")
+    assert proved.end == tokenizer.decode(template.end_ids)
+    assert set(proved.declined[str(PLAIN)]) <= {
+        "no_place_for_tools",
+        "no_place_for_tool_calls",
+        "no_place_for_reasoning",
+        "no_place_for_system",
+    }

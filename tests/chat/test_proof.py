@@ -16,12 +16,13 @@ from shardmill.chat.jinja.template import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof.examples import battery, battery_sha256, match_turns, stored
 from shardmill.chat.proof.prove import Certificate, prove_mask
-from shardmill.chat.template_spec import KNOWN_TEMPLATES, known_template
+from shardmill.chat.template_spec import known_template
 from shardmill.chat.token_template import bind_template
 from shardmill.cli.app import as_flag
 from shardmill.errors import MaskProofError, ShardmillError, TokenizerError
 from shardmill.records import JSON, ChatExamples, Conversation, Drop, Ragged
 from shardmill.tokenizers import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
+from tests.chat.conftest import BINDABLE
 from tests.chat.jinja_kit import CHATML, RIGHT, SHORTENS, WRONG, make_tokenizer
 
 MARKERS = ["<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>", "<|im_start|>", "<|im_end|>"]
@@ -76,7 +77,7 @@ def test_the_smallest_conversation_is_shown_with_what_was_wanted() -> None:
     assert len(rows) == 19
 
 
-@pytest.mark.parametrize("name", KNOWN_TEMPLATES)
+@pytest.mark.parametrize("name", BINDABLE)
 def test_templates_made_of_tokens_are_proved(name: str, byte: ByteTokenizer) -> None:
     proved = prove_mask(bind_template(known_template(name), byte), byte)
     assert proved.trim == ("both" if name in ("llama-3", "gemma") else "none")
