@@ -83,9 +83,9 @@ def lay_out(conversation: Conversation, spec: TemplateSpec, policy: TrainPolicy)
     tools = check_tools(conversation.tools)
     for message in messages:
         _check_support(message, tools, spec)
-    if system_must_be_first(spec):
+    if spec.begin and system_must_be_first(spec):
         _check_system(messages)
-    values = iter(_call_values(conversation.messages, messages, spec))
+    values = iter(_call_values(conversation.messages, messages, spec) if spec.join else ())
     untrimmed = messages
     if spec.trim:
         messages = [
@@ -106,12 +106,7 @@ def lay_out(conversation: Conversation, spec: TemplateSpec, policy: TrainPolicy)
         messages = [CheckedMessage(SYSTEM, spec.default_system or ""), *messages]
     if not spec.join:
         return [
-            (
-                message,
-                _turn_texts(
-                    message, () if number else tools, spec.tools_separator, first=not number
-                ),
-            )
+            (message, _turn_texts(message, () if number else tools, spec, first=not number))
             for number, message in enumerate(messages)
         ]
     return [
@@ -146,7 +141,7 @@ def _check_system(messages: Sequence[CheckedMessage]) -> None:
 
 
 def _turn_texts(
-    message: CheckedMessage, tools: Sequence[str], separator: str, *, first: bool
+    message: CheckedMessage, tools: Sequence[str], spec: TemplateSpec, *, first: bool
 ) -> list[PlacedText]:
     """The texts of one turn in order: reasoning, words, calls, tools."""
     words = message.text
@@ -160,7 +155,7 @@ def _turn_texts(
         inside.append((words, (), ()))
     preceded = bool(words)  # `between` is written only if something of the turn precedes it
     inserts = [("tool_call", call) for call in message.calls]
-    inserts += [("tools", separator.join(tools))] if tools else []
+    inserts += [("tools", spec.tools_separator.join(tools))] if tools else []
     for name, text in inserts:
         between = (f"{name}.between",) if preceded else ()
         inside.append((text, (*between, f"{name}.before"), (f"{name}.after",)))

@@ -14,7 +14,9 @@ refused      the stock template raises an error
 from __future__ import annotations
 
 import functools
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ pytest.importorskip("transformers")
 from jinja2 import TemplateError
 
 from shardmill.chat import (
+    KNOWN_TEMPLATES,
     Rendered,
     TokenTemplate,
     TrainPolicy,
@@ -34,7 +37,23 @@ from shardmill.chat import (
 from shardmill.protocols import Tokenizer
 from shardmill.records import Conversation
 from shardmill.tokenizers.huggingface import HuggingFaceTokenizer
-from tests.chat.family_kit import CASES, FAMILIES, STOCK, tokenizer_of
+from tests.chat.family_kit import (
+    CASES,
+    FAMILIES,
+    FOUND,
+    MARBLE,
+    SAID,
+    SLATE,
+    STOCK,
+    TOLD,
+    TOOL,
+    USER,
+    call,
+    calls,
+    result,
+    tokenizer_of,
+)
+from tests.chat.jinja_kit import marked
 
 PLAIN = TrainPolicy()
 STOCKS = [(name, stock) for name, family in FAMILIES.items() for stock in family.stock]
@@ -287,3 +306,127 @@ def test_the_mask_of_every_family_is_proved(name: str) -> None:
         "no_place_for_reasoning",
         "no_place_for_system",
     }
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("train_on", ["assistant", "last-assistant", "all"])
+def test_a_message_with_a_key_more_is_written_as_without(name: str, train_on: Any) -> None:
+    """Plain conversations take a shorter way than others; both give the same."""
+    policy = TrainPolicy(train_on=train_on)
+    chats = [messages for messages, tools in CASES.values() if tools is None]
+    more = [[{**message, "weight": 1} for message in messages] for messages in chats]
+    here, there = (
+        opened(name)[0].render([Conversation(messages=one) for one in given], policy)
+        for given in (chats, more)
+    )
+    assert here.kept.tolist() == there.kept.tolist()
+    assert here.drops == there.drops
+    assert here.examples.ids == there.examples.ids
+    for part in ("mask", "turn_starts", "turn_roles"):
+        assert getattr(here.examples, part).tolist() == getattr(there.examples, part).tolist()
+
+
+TALK = [
+    *(TOLD, USER, calls(MARBLE, SLATE, content="Wait.", reasoning_content="Look.")),
+    *(FOUND, result("Wales", 2), {**SAID, "content": "Italy."}),
+]
+HARMONY = (
+    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+    "Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, "
+    "final. Channel must be included for every message.<|end|>"
+)
+LAST_CALL = '{"name": "find_quarry", "arguments": {"stone": "slate"}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        (
+            "qwen3",
+            "|<|im_start|>system\nBe brief.<|im_end|>\n"
+            "|<|im_start|>user\nWhere is marble from?<|im_end|>\n"
+            "|<|im_start|>assistant\n[<think>\nLook.\n</think>\n\nWait.\n<tool_call>\n"
+            '{"name": "find_quarry", "arguments": {"stone": "marble"}}\n</tool_call>\n'
+            f"<tool_call>\n{LAST_CALL}\n</tool_call><|im_end|>]\n"
+            '|<|im_start|>user\n<tool_response>\n{"found": ["Carrara", "Paros"]}\n'
+            "</tool_response>\n<tool_response>\nWales\n</tool_response><|im_end|>\n"
+            "|<|im_start|>assistant\n<think>\n\n</think>\n\n[Italy.<|im_end|>]\n",
+        ),
+        (
+            "gpt-oss",
+            "|<|start|>developer<|message|># Instructions\n\nBe brief.\n\n<|end|>"
+            "|<|start|>user<|message|>Where is marble from?<|end|>"
+            "|<|start|>assistant[<|channel|>analysis<|message|>Look.<|end|>"
+            "<|start|>assistant<|channel|>analysis<|message|>Wait.<|end|>"
+            "<|start|>assistant to=functions.find_quarry<|channel|>commentary json<|message|>"
+            '{"stone": "marble"}<|call|><|start|>assistant to=functions.find_quarry'
+            '<|channel|>commentary json<|message|>{"stone": "slate"}<|call|>]'
+            "|<|start|>functions.find_quarry to=assistant<|channel|>commentary<|message|>"
+            '"{\\"found\\": [\\"Carrara\\", \\"Paros\\"]}"<|end|>'
+            "|<|start|>functions.find_quarry to=assistant<|channel|>commentary<|message|>"
+            '"Wales"<|end|>'
+            "|<|start|>assistant<|channel|>final<|message|>[Italy.<|return|>]",
+        ),
+    ],
+)
+def test_what_is_trained_of_a_conversation_with_tools(name: str, wanted: str) -> None:
+    assert marked(tokenizer_of(name), ours(name, TALK, None)).removeprefix(HARMONY) == wanted
+
+
+def test_mistral_writes_ids_and_trains_calls() -> None:
+    talk = [message for message in TALK if "reasoning_content" not in message]
+    talk.insert(2, calls(MARBLE, SLATE, content="Wait."))
+    assert marked(tokenizer_of("mistral"), ours("mistral", talk, [TOOL])) == (
+        "<s>|[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][AVAILABLE_TOOLS]["
+        f"{json.dumps(TOOL)}][/AVAILABLE_TOOLS]|[INST]Where is marble from?[/INST]"
+        '|[Wait.[TOOL_CALLS]find_quarry[CALL_ID]call00001[ARGS]{"stone": "marble"}'
+        '[TOOL_CALLS]find_quarry[CALL_ID]call00002[ARGS]{"stone": "slate"}</s>]'
+        '|[TOOL_RESULTS]call00001[TOOL_CONTENT]{"found": ["Carrara", "Paros"]}[/TOOL_RESULTS]'
+        "|[TOOL_RESULTS]call00002[TOOL_CONTENT]Wales[/TOOL_RESULTS]|[Italy.</s>]"
+    )
+
+
+def test_a_default_system_text_is_no_turn() -> None:
+    examples = ours("qwen2.5", [USER, SAID], None).examples
+    assert examples.turn_roles.tolist() == [1, 2]
+    before = examples.ids.values[: examples.turn_starts[0]]
+    assert opened("qwen2.5")[1].decode(before) == (
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+        "<|im_end|>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "reason"),
+    [
+        ("mistral", [USER, calls({"name": "f", "arguments": {}})], "bad_tool_call"),
+        ("mistral", [USER, SAID, {"role": "tool", "content": "3"}], "bad_tool_call"),
+        ("gpt-oss", [USER, SAID, {"role": "tool", "content": "3"}], "bad_tool_call"),
+        ("gpt-oss", [USER, calls(MARBLE), {"role": "tool", "content": "3"}], None),
+        ("qwen3", [USER, calls(MARBLE), {**FOUND, "train": True}, FOUND, SAID], "mixed_train"),
+        ("qwen3", [USER, calls(MARBLE), FOUND, {**FOUND, "train": False}, SAID], None),
+        ("deepseek-r1", [USER, TOLD, SAID], "system_not_first"),
+        ("mistral-v3", [USER, TOLD, SAID], "system_not_first"),
+    ],
+)
+def test_what_a_family_cannot_write_is_dropped_with_a_reason(
+    name: str, messages: list[dict[str, Any]], reason: str | None
+) -> None:
+    assert [drop.reason for drop in ours(name, messages, None).drops] == [reason] * bool(reason)
+
+
+def test_a_result_is_written_with_the_function_it_answers() -> None:
+    weigh = call("weigh", 2)
+    for order, named in (
+        ([result("a", 2), result("b", 1)], ["weigh", "find_quarry"]),  # by id
+        ([{"role": "tool", "content": "a"}] * 3, ["find_quarry", "weigh", "weigh"]),  # in order
+    ):
+        talk = [USER, calls(MARBLE, weigh), *order]
+        text = marked(tokenizer_of("gpt-oss"), ours("gpt-oss", talk, None))
+        assert re.findall(r"<\|start\|>functions\.(\w+)", text) == named
+
+
+def test_the_documents_list_every_known_template() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "chats.md").read_text()
+    listed = re.findall(r"^\| `([a-z0-9.-]+)` \|", text, re.MULTILINE)
+    assert [name for name in listed if name in KNOWN_TEMPLATES] == [*KNOWN_TEMPLATES]
