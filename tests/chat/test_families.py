@@ -23,6 +23,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jinja2 import TemplateError
 
 from shardmill.chat import (
@@ -430,3 +432,50 @@ def test_the_documents_list_every_known_template() -> None:
     text = (Path(__file__).parents[2] / "docs" / "chats.md").read_text()
     listed = re.findall(r"^\| `([a-z0-9.-]+)` \|", text, re.MULTILINE)
     assert [name for name in listed if name in KNOWN_TEMPLATES] == [*KNOWN_TEMPLATES]
+
+
+# White space at the start of a content, and what looks like a token, are not drawn.
+WORDS = st.text("ab Z9.,:{}\"'\\\n\t\u00e9\u4e2d\U0001f600_-?/", max_size=12).filter(
+    lambda text: text[:1].strip() == text[:1]
+)
+CALLS = st.lists(st.dictionaries(WORDS, WORDS | st.integers(), max_size=2), min_size=1, max_size=3)
+EXACT = ["qwen2.5", "qwen3", "qwen3-instruct", "llama-3", "gemma", "mistral"]
+
+
+@st.composite
+def conversations(draw: st.DrawFn, name: str) -> tuple[list[dict[str, Any]], Any]:
+    """A conversation that the family's own template and ours can write."""
+    spec = known_template(name)
+    messages: list[dict[str, Any]] = []
+    if draw(st.booleans()) and stock_of(name) != "trl/gemma.jinja":
+        messages.append({"role": "system", "content": draw(WORDS.filter(bool))})
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append({"role": "user", "content": draw(WORDS)})
+        while spec.tool_call and draw(st.integers(0, 2)) == 2:
+            made = [call("f_x", n, a=one) for n, one in enumerate(draw(CALLS))]
+            said = None if name == "mistral" else draw(st.none() | WORDS)
+            messages.append(calls(*made, content=said))
+            messages += [result(draw(WORDS), n) for n in range(len(made))]
+        messages.append({"role": "assistant", "content": draw(WORDS)})
+    tools = [TOOL] if spec.tools and name != "mistral" and draw(st.booleans()) else None
+    return messages, tools
+
+
+def stock_of(name: str) -> str:
+    return FAMILIES[name].stock[0]
+
+
+@needs_stock
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_conversation_has_the_tokens_of_the_familys_own_template(
+    name: str, data: st.DataObject
+) -> None:
+    messages, tools = data.draw(conversations(name))
+    rendered = ours(name, messages, tools)
+    assert rendered.drops == ()
+    assert rendered.examples.ids.values.tolist() == stock_ids(
+        name, stock_of(name), messages, tools, edited=True
+    )
