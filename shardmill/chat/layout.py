@@ -58,11 +58,16 @@ def _opening(role: str, *, begin: Names = ()) -> Names:
 
 
 PLAIN_FORMS: list[Form] = [
-    (_opening(role, begin=begin), (f"{role}.end", f"{role}.after"))
-    for begin in ((), ("begin",))
-    for role in ROLES
+    *(
+        (_opening(role, begin=begin), (f"{role}.end", f"{role}.after"))
+        for begin in ((), ("begin",))
+        for role in ROLES
+    ),
+    *(((f"{role}.opened",), (f"{role}.end", f"{role}.after")) for role in ROLES),
 ]
-"""The form of a turn that is one text: by role, then by role for the first of a conversation."""
+"""The form of a turn that is one text: by role, then by role for the first of a conversation, then
+by role for one whose marker is the end of the turn before it."""
+FIRST, OPENED = len(ROLES), 2 * len(ROLES)
 
 
 class PlacedText(NamedTuple):
@@ -109,10 +114,12 @@ def lay_out(conversation: Conversation, spec: TemplateSpec, policy: TrainPolicy)
             (message, _turn_texts(message, () if number else tools, spec, first=not number))
             for number, message in enumerate(messages)
         ]
-    return [
-        (group[0], _joined_texts(group, () if number else tools, spec, values, first=not number))
-        for number, group in enumerate(_shared_turns(messages, spec, policy))
-    ]
+    turns: list[Turn] = []
+    for group in _shared_turns(messages, spec, policy):
+        kind = _kind(group[0], turns[-1][0], spec) if turns else FIRST
+        placed = _joined_texts(group, () if turns else tools, spec, values, kind)
+        turns.append((group[0], placed))
+    return turns
 
 
 def _check_support(message: CheckedMessage, tools: Sequence[str], spec: TemplateSpec) -> None:
@@ -145,7 +152,7 @@ def _turn_texts(
 ) -> list[PlacedText]:
     """The texts of one turn in order: reasoning, words, calls, tools."""
     words = message.text
-    opening, ending = PLAIN_FORMS[message.role + len(ROLES) * first]
+    opening, ending = PLAIN_FORMS[message.role + FIRST * first]
     if words is not None and not (message.reasoning or message.calls or tools):
         return [PlacedText(words, opening, ending)]
     inside: list[tuple[str, Names, Names]] = []
@@ -168,6 +175,18 @@ def _turn_texts(
 
 
 # A turn whose texts are joined.
+
+
+def shared_opener(role: str, spec: TemplateSpec, *, calls: bool = False) -> bool:
+    """Whether a turn of this role right after an answer is opened by the end of the answer."""
+    end = spec.call_end if calls and spec.call_end else spec.roles["assistant"].end
+    return spec.shared_ends and role in spec.roles and end[-1:] == spec.roles[role].before[:1]
+
+
+def _kind(message: CheckedMessage, before: CheckedMessage, spec: TemplateSpec) -> int:
+    answered = before.role == ASSISTANT
+    opened = answered and shared_opener(ROLES[message.role], spec, calls=bool(before.calls))
+    return OPENED if opened else 0
 
 
 def _shared_turns(
@@ -240,12 +259,11 @@ def _joined_texts(
     tools: Sequence[str],
     spec: TemplateSpec,
     values: Iterator[Values],
-    *,
-    first: bool,
+    kind: int,
 ) -> list[PlacedText]:
-    """The texts of one turn, each as long as no marker divides it."""
+    """The texts of one turn, each as long as no marker divides it. kind: 0, `FIRST` or `OPENED`."""
     message = group[0]
-    opening, ending = PLAIN_FORMS[message.role + len(ROLES) * first]
+    opening, ending = PLAIN_FORMS[message.role + kind]
     if message.role == ASSISTANT:
         # Words come first, and in their usual place?
         plain = not message.reasoning and not (
@@ -309,11 +327,23 @@ def _answer(
     for call in message.calls:
         assert spec.tool_call is not None
         inside += _filled(spec.tool_call.between) if preceded else []
-        needed = _values_in(spec.tool_call)
-        text = _name_and_arguments(call)[1] if "name" in needed else call
-        inside += _around(text, spec.tool_call, next(values) if needed else {})
+        inside += _call(call, spec, values)
         preceded = True
     return inside
+
+
+def _call(call: str, spec: TemplateSpec, values: Iterator[Values]) -> Inside:
+    assert spec.tool_call is not None
+    needed = _values_in(spec.tool_call)
+    filled = next(values) if needed else {}
+    arguments = _name_and_arguments(call)[1]
+    if spec.argument is None:
+        return _around(arguments if "name" in needed else call, spec.tool_call, filled)
+    inside = _filled(spec.tool_call.before, filled)
+    for key, value in json.loads(arguments).items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        inside += _around(text, spec.argument, {"key": key})
+    return [*inside, *_filled(spec.tool_call.after)]
 
 
 def _name_and_arguments(call: str) -> tuple[str, str]:
@@ -344,8 +374,10 @@ def _words(
             inside += _around(words, role.content, next(values) if named else {})
     if tools:
         assert spec.tools is not None
-        inside += _filled(spec.tools.between) if group[0].text else []
-        inside += _around(spec.tools_separator.join(tools), spec.tools)
+        written = _around(spec.tools_separator.join(tools), spec.tools)
+        between = _filled(spec.tools.between) if group[0].text else []
+        parts = (written, between, inside) if spec.tools_first else (inside, between, written)
+        inside = [piece for part in parts for piece in part]
     return inside
 
 
@@ -435,7 +467,12 @@ def collect_turns(
     first_texts = np.delete(np.arange(len(texts)), continued)
     form_of: IntArray = np.zeros(len(texts), np.intp)
     form_of[first_texts] = turn_roles
-    form_of[first_texts[bounds[:-1]]] += len(ROLES)
+    form_of[first_texts[bounds[:-1]]] += FIRST
+    if spec.shared_ends:
+        after_answer = np.append(False, turn_roles[:-1] == ASSISTANT)
+        after_answer[bounds[:-1]] = False
+        opened = [number for number, role in enumerate(ROLES) if shared_opener(role, spec)]
+        form_of[first_texts[after_answer & np.isin(turn_roles, opened)]] += OPENED
     at, found = np.array(other_forms, np.intp).reshape(-1, 2).T
     form_of[at] = found
     return Turns(

@@ -31,11 +31,16 @@ What the templates of some families need besides:
     "preamble": {"before": [...], "after": [...]},   around the words of a turn with calls
     "call_end": [...],          the end of a turn with calls, instead of roles.assistant.end
     "tools_end": [...],         the end of a system turn with tools, instead of roles.system.end
-    "tools_separator": ", "     between tools, instead of a newline
+    "tools_separator": ", ",    between tools, instead of a newline
+    "tools_first": true,        tools, then `between`, then the words of the system turn
+    "argument": {"before": [...], "after": [...]},   around each argument of a call, by itself
+    "shared_ends": true         the end of an answer may be the marker that opens another role: a
+                                turn of that role right after it is written without its own
 
 `{"value": "name"}` and `{"value": "id"}` stand for the name of the function and the id of the call:
 in tool_call.before, where a name leaves only the arguments for the text of the call; and in
-roles.tool.content.before, of the call that is answered.
+roles.tool.content.before, of the call that is answered. `{"value": "key"}` in argument.before
+stands for the name of the argument.
 
 A turn without a marker at one side is accepted where its neighbours always have one: all turns but
 the assistant's may lack an end if every turn opens with a marker, the assistant's may lack an
@@ -76,7 +81,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A part of a tool call: the "name" of its function, or its "id"."""
+    """A part of a tool call: the "name" of its function, its "id", or the "key" of an argument."""
 
     value: str
 
@@ -128,12 +133,15 @@ class TemplateSpec:
     preamble: Insert | None = None  # around the assistant's words before calls
     tools_end: Fragments = ()  # instead of roles.system.end after tools
     tools_separator: str = "\n"
+    tools_first: bool = False  # tools before the words
+    argument: Insert | None = None  # around each argument of a call
+    shared_ends: bool = False  # an end may open the next turn
 
     def to_json(self) -> dict[str, JSON]:
         """`spec_from_json` gives an equal spec back. What is as it is without its key has none,
         apart from the oldest keys, so that a template keeps its sha256."""
         data = {key: value for key, value in asdict(self).items() if value is not None}
-        for key in data.keys() & {*INSERTS, "preamble"}:
+        for key in data.keys() & {*INSERTS, *_FRAMES}:
             data[key] = {part: pieces for part, pieces in data[key].items() if pieces}
         for key in (*_NEEDS_JOIN, "join"):
             if not data.get(key):
@@ -150,9 +158,13 @@ class TemplateSpec:
         return found
 
 
-_SWITCHES = ("trim", "join")
+_SWITCHES = ("trim", "join", "tools_first", "shared_ends")
+_FRAMES = ("preamble", "argument")
 _TEXTS = ("fold_system", "default_system", "tools_separator")
-_NEEDS_JOIN = ("no_reasoning", "call_end", "preamble", "tools_end")
+_NEEDS_JOIN = (
+    *("no_reasoning", "call_end", "tools_end", "tools_first", "shared_ends"),
+    *_FRAMES,
+)
 
 
 def load_template_spec(path: str | Path) -> TemplateSpec:
@@ -191,7 +203,7 @@ def spec_from_json(data: object, *, where: str = "template") -> TemplateSpec:
     }
     inserts: dict[str, Any] = {
         key: _insert(table[key], f"{where}, {key}", key)
-        for key in (*INSERTS, "preamble")
+        for key in (*INSERTS, *_FRAMES)
         if key in table
     }
     plain: dict[str, Any] = {
@@ -223,11 +235,12 @@ def _check_whole(spec: TemplateSpec, where: str) -> None:
     openers = {
         next((p for p in s.before if isinstance(p, Marker)), None) for s in spec.roles.values()
     }
+    assistant = spec.roles["assistant"].before[:1]
     opens = {role: _has_marker(one.before) for role, one in spec.roles.items()}
     ends = {role: _has_marker(one.end) for role, one in spec.roles.items()}
     for role, one in spec.roles.items():
         for piece in (*one.end, *spec.call_end, *spec.tools_end):
-            if piece in openers:
+            if piece in openers and not (spec.shared_ends and piece not in assistant):
                 raise TemplateError(
                     f"{where}, roles.{role}.end: {piece} opens turns, so a model trained on it "
                     "would not stop but begin the next turn; move it to 'after' or remove it"
@@ -289,15 +302,16 @@ def _check_join(spec: TemplateSpec, where: str) -> None:
             "no content.after: what follows the words is roles.assistant.end"
         )
     for key, needed in (
-        ("call_end", "tool_call"),
-        ("preamble", "tool_call"),
-        ("tools_end", "tools"),
+        *(("call_end", "tool_call"), ("preamble", "tool_call"), ("argument", "tool_call")),
+        *(("tools_end", "tools"), ("tools_first", "tools")),
     ):
         if getattr(spec, key) and getattr(spec, needed) is None:
             raise TemplateError(f"{where}: {key} needs {needed}")
     values = [p for p in spec.tool_call.before if isinstance(p, Value)] if spec.tool_call else []
     if values and not spec.join:
         raise TemplateError(f'{where}, tool_call.before: a {{"value": ...}} needs "join": true')
+    if spec.argument and Value("name") not in values:
+        raise TemplateError(f'{where}: argument needs {{"value": "name"}} in tool_call.before')
 
 
 def _check_bool(table: Mapping[str, object], key: str, where: str) -> None:
@@ -321,24 +335,24 @@ def _role(data: object, where: str) -> RoleSpec:
 def _insert(data: object, where: str, name: str) -> Insert:
     """`name`: of the key, or of the role whose content it is."""
     keys = list(Insert.__dataclass_fields__)
-    if name in ("reasoning", "preamble"):
-        keys.remove("between")  # nothing of a turn precedes its reasoning, nor do calls its words
+    if name in ("reasoning", *_FRAMES):
+        keys.remove("between")
     table = _table(data, keys, where)
-    named = name in ("tool_call", "tool")
+    values = {"tool_call": ("name", "id"), "tool": ("name", "id"), "argument": ("key",)}
     return Insert(
         **{
-            key: _pieces(pieces, f"{where}.{key}", named=named and key == "before")
+            key: _pieces(pieces, f"{where}.{key}", values.get(name, ()) if key == "before" else ())
             for key, pieces in table.items()
         }
     )
 
 
-def _pieces(data: object, where: str, *, named: bool = False) -> Fragments:
-    """The pieces of a list; `named`: a value of a call may be among them."""
+def _pieces(data: object, where: str, values: tuple[str, ...] = ()) -> Fragments:
+    """The pieces of a list; `values`: those of a call that may be among them."""
     if not isinstance(data, list | tuple):
         raise TemplateError(f"{where} is {data!r}, wanted a list of pieces")
     kinds: dict[str, type[Piece]] = {"marker": Marker, "text": Text}
-    kinds |= {"value": Value} if named else {}
+    kinds |= {"value": Value} if values else {}
     pieces: list[Piece] = []
     for number, piece in enumerate(data):
         at = f"{where}[{number}]"
@@ -348,8 +362,9 @@ def _pieces(data: object, where: str, *, named: bool = False) -> Fragments:
         ((key, text),) = table.items()
         if not isinstance(text, str) or not text or not has_bytes(text):
             raise TemplateError(f"{at}.{key} is {text!r}, wanted a text")
-        if key == "value" and text not in ("name", "id"):
-            raise TemplateError(f"{at}.value is {text!r}, wanted 'name' or 'id'")
+        if key == "value" and text not in values:
+            wanted = " or ".join(map(repr, values))
+            raise TemplateError(f"{at}.value is {text!r}, wanted {wanted}")
         pieces.append(kinds[key](text))
     return tuple(pieces)
 
@@ -378,6 +393,7 @@ KNOWN_TEMPLATES = (
     "phi-3",
     "phi-4",
     "smollm3",
+    "glm-4.5",
     "deepseek-r1",
     "gpt-oss",
 )

@@ -211,6 +211,8 @@ def _fixed_pieces(spec: TemplateSpec) -> dict[str, Fragments]:
     for role, turn in spec.roles.items():
         named |= {f"{role}.before": turn.before, f"{role}.end": turn.end}
         named[f"{role}.after"] = turn.after
+        if spec.shared_ends:
+            named[f"{role}.opened"] = turn.before[1:]
     answer = spec.roles["assistant"].content
     named["assistant.content"] = answer.before if answer else ()
     if spec.default_system is not None:
@@ -222,7 +224,7 @@ def _fixed_pieces(spec: TemplateSpec) -> dict[str, Fragments]:
     inserts = {name: getattr(spec, name) for name in INSERTS}
     if spec.join:
         inserts |= {f"{role}.content": turn.content for role, turn in spec.roles.items()}
-        inserts["preamble"] = spec.preamble
+        inserts |= {"preamble": spec.preamble, "argument": spec.argument}
         inner = [
             piece
             for one in inserts.values()

@@ -100,6 +100,7 @@ class Family:
     eos: str | None = None
     takes_blanks: bool = False  # a special token swallows the white space after it
     edits: tuple[tuple[str, str], ...] = ()  # of the text it writes, before it is compared
+    writes_none: bool = False  # its template writes "None" where there is no content
     switch: bool = False  # enable_thinking decides on its generation prompt
     always_thinks: bool = False  # its generation prompt opens a block of reasoning
     left_to_say: str = ""  # the end of our opening, which its generation prompt does not have
@@ -196,6 +197,26 @@ FAMILIES: dict[str, Family] = {
         specials=_CHATML,
         in_text=(*_THINK, *_TAGS),
         thinking="<think>\n{}\n</think>\n",
+    ),
+    "glm-4.5": Family(
+        stock=("trl/glm4moe.jinja", "llama.cpp/GLM-4.6.jinja"),
+        split="llama",
+        specials=(
+            *("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+            "<|endoftext|>",
+        ),
+        in_text=(
+            *(*_THINK, *_TAGS, "<tool_response>", "</tool_response>"),
+            *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        ),
+        writes_none=True,
+        switch=True,
+        # The last answer has an end too.
+        edits=(
+            (r"(</tool_call>)\Z", r"\1<|observation|>"),
+            (r"(?<!<\|observation\|>)\Z", "<|user|>"),
+        ),
+        left_to_say="\n",
     ),
     "deepseek-r1": Family(
         stock=(

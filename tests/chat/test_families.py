@@ -83,10 +83,22 @@ LLAMA = {
 }
 PHI_35 = {
     "edited": tuple(case for case in ALL_PLAIN if case[-4:] not in ("ound", "fore")),
-    # White space at the start of a content stays. So does an empty system turn.
-    "differs": ("blanks around", "newlines before", "empty system"),
+    "differs": ("blanks around", "newlines before"),  # stay at the start of a content
+    "last turns": ("empty system",),  # a system turn, though empty, is written
 }
 NO_SYSTEM = {"refused": ("system", "system, turns", "empty system")}
+GLM = {
+    # White space around answers and reasoning stays.
+    "differs": (
+        *("blanks around", "newlines after", "newlines before", "empty answer"),
+        "odd reasoning",
+    ),
+    # Reasoning of earlier turns stays. An empty system turn is not written after tools.
+    "last turns": ("reasoning, turns", "tools, empty system"),
+}
+GLM["edited"] = tuple(
+    case for case in CASES if case not in (*GLM["differs"], *GLM["last turns"])
+)  # the end of the last answer
 OUTCOMES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("qwen2.5", "trl/qwen2_5.jinja"): {
         "text": ("newlines before",),
@@ -118,7 +130,7 @@ OUTCOMES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     },
     ("phi-3", "trl/phi3.jinja"): {
         "edited": (*PHI_35["edited"], "empty system"),
-        "differs": PHI_35["differs"][:2],
+        "differs": PHI_35["differs"],
     },
     ("phi-3", "trl/phi3_5.jinja"): PHI_35,
     ("phi-3", "llama.cpp/microsoft-Phi-3.5-mini-instruct.jinja"): PHI_35,
@@ -126,6 +138,8 @@ OUTCOMES: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "last turns": ("empty system",),  # is empty, not replaced by the default
         "differs": ("newlines before",),  # stay
     },
+    ("glm-4.5", "trl/glm4moe.jinja"): GLM,
+    ("glm-4.5", "llama.cpp/GLM-4.6.jinja"): GLM,
     ("deepseek-r1", "llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja"): {
         "differs": ("reasoning", "reasoning, turns", "odd reasoning"),  # stays
         "declined: no_place_for_system": ("empty system",),
@@ -221,14 +235,14 @@ def outcome_of(name: str, stock: str, case: str) -> str:
 def last_turn_is_same(name: str, stock: str, messages: Any, tools: Any) -> bool:
     examples = ours(name, messages, tools).examples
     turn = examples.ids.values[examples.turn_starts[-1] :].tolist()
-    return stock_ids(name, stock, messages, tools)[-len(turn) :] == turn
+    return stock_ids(name, stock, messages, tools, edited=True)[-len(turn) :] == turn
 
 
 def stock_ids(
     name: str, stock: str, messages: Any, tools: Any, *, edited: bool = False
 ) -> list[int]:
     """The ids of the stock template; some take no content, others an empty one, beside calls."""
-    for empty in (None, ""):
+    for empty in ("",) if FAMILIES[name].writes_none else (None, ""):
         given = [
             {**m, "content": empty if m["content"] is None else m["content"]} for m in messages
         ]
@@ -439,24 +453,26 @@ WORDS = st.text("ab Z9.,:{}\"'\\\n\t\u00e9\u4e2d\U0001f600_-?/", max_size=12).fi
     lambda text: text[:1].strip() == text[:1]
 )
 CALLS = st.lists(st.dictionaries(WORDS, WORDS | st.integers(), max_size=2), min_size=1, max_size=3)
-EXACT = ["qwen2.5", "qwen3", "qwen3-instruct", "llama-3", "gemma", "mistral"]
+EXACT = ["qwen2.5", "qwen3", "qwen3-instruct", "llama-3", "gemma", "mistral", "glm-4.5"]
 
 
 @st.composite
 def conversations(draw: st.DrawFn, name: str) -> tuple[list[dict[str, Any]], Any]:
     """A conversation that the family's own template and ours can write."""
     spec = known_template(name)
+    # GLM's own strips what the assistant says.
+    words = WORDS if name != "glm-4.5" else WORDS.filter(lambda text: text and text.strip() == text)
     messages: list[dict[str, Any]] = []
-    if draw(st.booleans()) and stock_of(name) != "trl/gemma.jinja":
+    if draw(st.booleans()):
         messages.append({"role": "system", "content": draw(WORDS.filter(bool))})
     for _ in range(draw(st.integers(1, 3))):
         messages.append({"role": "user", "content": draw(WORDS)})
         while spec.tool_call and draw(st.integers(0, 2)) == 2:
             made = [call("f_x", n, a=one) for n, one in enumerate(draw(CALLS))]
-            said = None if name == "mistral" else draw(st.none() | WORDS)
+            said = None if name == "mistral" else draw(st.none() | words)
             messages.append(calls(*made, content=said))
             messages += [result(draw(WORDS), n) for n in range(len(made))]
-        messages.append({"role": "assistant", "content": draw(WORDS)})
+        messages.append({"role": "assistant", "content": draw(words)})
     tools = [TOOL] if spec.tools and name != "mistral" and draw(st.booleans()) else None
     return messages, tools
 

@@ -89,6 +89,7 @@ KNOWN_SHA256 = {
     "phi-3": "d3cb010fbf186b881d1e6135665f85fdb7bc31fad188fc75d9064e3ef56f4f72",
     "phi-4": "d8e07b8ac98ef494d9fd443d93b93e3b2712b8b67a44ca28bb1f0c22eb680c4d",
     "smollm3": "0f1aa835138f1feafecae21ae8af152a685e5cdf29729e63372283a619d923b2",
+    "glm-4.5": "0f8b8f29e4b4596c99d9be1b9109675227e5be8569af1f6e1a822d6386d4f773",
     "deepseek-r1": "e6871f932bedfa8394c68378b74fd5ac2120f707e096fa6bf29d3bf10d306305",
     "gpt-oss": "e1fdb9c6f558a5957eb39d4c1ac02a5e4b123ea9008a56329ea41370d0f42a28",
 }
@@ -137,6 +138,11 @@ def joined(path: str, value: object) -> dict[str, Any]:
     return {**change(path, value), "join": True}
 
 
+def shared(end: str) -> dict[str, Any]:
+    """Answers that end with this marker."""
+    return {**change("roles.assistant.end", [{"marker": end}]), "join": True, "shared_ends": True}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -179,6 +185,13 @@ def joined(path: str, value: object) -> dict[str, Any]:
         (joined("preamble", {"between": []}), "preamble: unknown key 'between'"),
         (joined("tools_end", [{"marker": "x"}]), "tools_end needs tools"),
         (joined("tool_call", {"before": [{"value": "nam"}]}), "'nam', wanted 'name' or 'id'"),
+        (change("tools_first", True), 'tools_first needs "join": true'),
+        (joined("tools_first", True), "tools_first needs tools"),
+        (joined("argument", {}), "argument needs tool_call"),
+        (joined("argument", {"before": [{"value": "name"}]}), "is 'name', wanted 'key'"),
+        ({**joined("argument", {}), "tool_call": {}}, 'argument needs {"value": "name"} in tool'),
+        (change("shared_ends", True), 'shared_ends needs "join": true'),
+        (shared("asst"), "opens turns"),
         (change("tool_call", {"before": [{"value": "id"}]}), 'a {"value": ...} needs "join": true'),
         ([], r"template is \[\], wanted an object"),
     ],
@@ -402,3 +415,22 @@ def test_a_missing_marker_that_no_neighbour_has_is_refused(role: str, spec: dict
         data["roles"][name] = {**data["roles"].get(name, {}), **one}
     with pytest.raises(TemplateError, match="has no marker, so text could imitate it"):
         spec_from_json(data)
+
+
+def test_an_end_that_opens_the_next_turn_is_written_once(
+    chat_tokenizers: dict[str, Tokenizer],
+) -> None:
+    tokenizer = chat_tokenizers["byte"]
+    template = bind_template(spec_from_json(shared("usr")), tokenizer)
+    said = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    said += [("assistant", "e")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    for more in ({}, {"name": "n"}):  # the short way and the other
+        given = [Conversation(messages=[{**one, **more} for one in messages])] * 2
+        rendered = template.render(given, TrainPolicy())
+        assert rendered.examples.ids[0].tolist() == rendered.examples.ids[1].tolist()
+        text = tokenizer.decode(rendered.examples.ids[0])
+        assert text == "<|usr|>a<|eot|><|asst|>b<|usr|>c<|eot|><|asst|>d<|usr|><|asst|>e<|usr|>"
+        assert rendered.examples.turn_starts[:5].tolist() == [0, 3, 6, 8, 11]
+        trained = rendered.examples.ids[0][rendered.examples.mask[:14]]
+        assert tokenizer.decode(trained) == "b<|usr|>d<|usr|>e<|usr|>"
