@@ -432,6 +432,22 @@ def test_a_template_that_trains_what_opens_a_conversation_is_refused(byte: ByteT
         prove_mask(Spoilt(right, trained_begin), byte)
 
 
+@pytest.mark.parametrize(("name", "num"), [("chatml", 3), ("chatml", 10), ("qwen3", 10)])
+def test_a_template_that_trains_the_end_of_an_opening_before_reasoning_is_refused(
+    name: str, num: int, byte: ByteTokenizer
+) -> None:
+    def opening_too(examples: ChatExamples, _: int) -> ChatExamples:
+        mask = examples.mask.copy()
+        for start in np.flatnonzero(mask[1:] & ~mask[:-1]) + 1:
+            if byte.decode(examples.ids.values[start : start + 7]) == "<think>":
+                mask[start - num : start] = True
+        return with_mask(examples, mask)
+
+    right = bind_template(known_template(name), byte)
+    with pytest.raises(MaskProofError, match=r"is trained after|opens like the assistant's"):
+        prove_mask(Spoilt(right, opening_too), byte)
+
+
 @pytest.mark.parametrize("name", ["four-marker", "chatml"])
 def test_a_template_that_is_wrapped_but_not_spoilt_is_proved(
     name: str, byte: ByteTokenizer

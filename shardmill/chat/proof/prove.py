@@ -5,7 +5,8 @@ Proved on each conversation of the battery that the template keeps:
   always the same ids; the words are the message's text, as it is or trimmed (one way for the whole
   template); the end is always the same, and trained or not as the policy says. Where reasoning or
   calls follow, the opening may be shorter (a template may open a turn without reasoning with an
-  empty one): then always equally short, and still unlike the opening of any other role.
+  empty one): then always equally short, unlike the opening of any other role, and only where the
+  rest of it is not written.
 - Nothing is trained in any other turn, or before the first.
 - Every turn holds the text of its own messages, and of no other.
 - There is no marker among the words.
@@ -366,7 +367,8 @@ class Judge:
             return  # nothing was said, and ends are not trained
         start, stop = example.bounds[turn : turn + 2]
         openings = [shape.opening]
-        if message.calls or message.reasoning:
+        begins = np.array_equal(example.ids[start : start + len(shape.opening)], shape.opening)
+        if (message.calls or message.reasoning) and not begins:
             openings.append(shape.shortest)
         if not any(np.array_equal(example.ids[start:first], one) for one in openings):
             found, wanted = map(self.reader.text, (example.ids[start:first], shape.opening))
