@@ -340,8 +340,16 @@ def _call(call: str, spec: TemplateSpec, values: Iterator[Values]) -> Inside:
     if spec.argument is None:
         return _around(arguments if "name" in needed else call, spec.tool_call, filled)
     inside = _filled(spec.tool_call.before, filled)
-    for key, value in json.loads(arguments).items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        pairs = [
+            (key, one if isinstance(one, str) else json.dumps(one, ensure_ascii=False))
+            for key, one in _DECODER.decode(arguments).items()
+        ]
+    except RecursionError:
+        raise Dropped("bad_tool_call") from None
+    for key, text in pairs:
+        if not has_bytes(key) or not has_bytes(text):  # escaped in the JSON
+            raise Dropped("invalid_unicode")
         inside += _around(text, spec.argument, {"key": key})
     return [*inside, *_filled(spec.tool_call.after)]
 

@@ -412,6 +412,9 @@ def test_a_default_system_text_is_no_turn() -> None:
     )
 
 
+ESCAPED = '{"a": "\\ud800"}'
+
+
 @pytest.mark.parametrize(
     ("name", "messages", "reason"),
     [
@@ -421,6 +424,9 @@ def test_a_default_system_text_is_no_turn() -> None:
         ("gpt-oss", [USER, calls(MARBLE), {"role": "tool", "content": "3"}], None),
         ("qwen3", [USER, calls(MARBLE), {**FOUND, "train": True}, FOUND, SAID], "mixed_train"),
         ("qwen3", [USER, calls(MARBLE), FOUND, {**FOUND, "train": False}, SAID], None),
+        ("glm-4.5", [USER, calls({"name": "f", "arguments": ESCAPED})], "invalid_unicode"),
+        ("glm-4.5", [USER, calls({"name": "f", "arguments": "{}"})], None),
+        ("qwen3", [USER, calls({"name": "f", "arguments": ESCAPED})], None),
         ("deepseek-r1", [USER, TOLD, SAID], "system_not_first"),
         ("mistral-v3", [USER, TOLD, SAID], "system_not_first"),
     ],
