@@ -19,7 +19,8 @@ conversation that needs a missing role, reasoning, tool_call or tools is dropped
 
 What the templates of some families need besides:
 
-    "default_system": "...",    the system turn of a conversation that has none; never trained
+    "default_system": "...",    written before a conversation without a system turn; no turn, so
+                                never trained, unless tools make it one
     "join": true,               what is inside a turn is encoded as one text between markers, as a
                                 rendered template is; otherwise every text by itself. With it:
     "roles": {..., "tool": {..., "content": {"before": [...], "after": [...], "between": [...]},
