@@ -2,6 +2,7 @@
 
 policy.py          checked messages or a reason, trained turns, and what a template promises
 template_spec.py   a template as data; the known ones are in templates/
+layout.py          conversations to turns: which texts are encoded, and what surrounds them
 token_template.py  a template bound to a tokenizer: conversations to ids and mask
 jinja/             templates written in Jinja
 proof/             proof of a template's loss mask: a certificate, or a smallest counterexample
@@ -29,6 +30,7 @@ from shardmill.chat.template_spec import (
     RoleSpec,
     TemplateSpec,
     Text,
+    Value,
     known_template,
     load_template_spec,
     spec_from_json,
@@ -62,6 +64,7 @@ __all__ = [
     "Text",
     "TokenTemplate",
     "TrainPolicy",
+    "Value",
     "assistant_mask",
     "bind_template",
     "fit_rows",

@@ -1,10 +1,9 @@
 """Templates made of tokens: conversations to ids and loss mask.
 
 Each turn is its role's opening, its words exactly as the encoder gives them (each text encoded on
-its own) and its end; nothing else is added. Structure comes from the template alone: every marker
-is exactly one special id of the tokenizer, and a conversation whose text encodes to a marker is
-dropped. Every word of a conversation appears in its turns, or the conversation is dropped with a
-reason.
+its own, or with `join` what is inside a turn as one) and its end; nothing else is added. Structure
+comes from the template alone: every marker is exactly one special id of the tokenizer, and a
+conversation whose text encodes to a marker is dropped.
 
 A batch is rendered in three steps, with no Python loop over tokens: `collect_turns` lists the texts
 of all conversations and the fixed pieces around each, one `encode_batch` encodes them all, and
@@ -18,34 +17,33 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
+from shardmill.chat.layout import MARKER, Turns, collect_turns
 from shardmill.chat.policy import (
     ASSISTANT,
-    ROLE_NAMES,
     SYSTEM,
-    USER,
     ChatTemplate,
-    CheckedMessage,
-    Dropped,
     Rendered,
     TrainPolicy,
-    check_messages,
-    check_tools,
-    has_bytes,
     special_in_text,
-    trained_messages,
     trained_turns,
 )
-from shardmill.chat.template_spec import INSERTS, Fragments, Marker, TemplateSpec, Text
+from shardmill.chat.template_spec import (
+    INSERTS,
+    Fragments,
+    Insert,
+    Marker,
+    Piece,
+    TemplateSpec,
+    Text,
+)
 from shardmill.errors import TokenizerError
 from shardmill.protocols import Encoder, Tokenizer
 from shardmill.records import (
     JSON,
-    ROLES,
     BoolArray,
     ChatExamples,
     Conversation,
@@ -57,18 +55,6 @@ from shardmill.records import (
 
 RULES = 1
 """Increased when the same spec would give other ids or another mask."""
-
-Names: TypeAlias = tuple[str, ...]
-"""Names of fixed pieces: "begin", "user.before", "tool_call.after", ..."""
-Form: TypeAlias = tuple[Names, Names]
-"""The fixed pieces left and right of a text."""
-
-PLAIN_FORMS: list[Form] = [
-    ((*begin, f"{role}.before"), (f"{role}.end", f"{role}.after"))
-    for begin in ((), ("begin",))
-    for role in ROLES
-]
-"""The form of a turn that is one text: by role, then by role for the first of a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,7 +107,10 @@ class TokenTemplate:
             texts, turns, self.pieces, trained, train_ends=policy.train_on_eot
         )
         starts = offsets[turns.first_texts]
-        starts[turns.bounds[:-1]] += len(self.pieces["begin"])  # not part of the first turn
+        # What opens the conversation is not part of the first turn.
+        default = len(self.pieces.get("default_system", ()))
+        without = turns.roles[turns.bounds[:-1]] != SYSTEM
+        starts[turns.bounds[:-1]] += len(self.pieces["begin"]) + default * without
         examples = ChatExamples(
             ids=Ragged(values, offsets[turns.text_bounds]),
             mask=mask,
@@ -185,7 +174,7 @@ def bind_template(
             "marker; write it as a marker, or open the model with "
             "shardmill.tokenizers.open_tokenizer, which keeps them apart"
         )
-    ids_of: dict[Marker | Text, IntArray] = {
+    ids_of: dict[Piece, IntArray] = {
         **{Text(text): ids for text, ids in zip(texts, encoded, strict=True)},
         **{Marker(marker): np.array([number]) for marker, number in markers.items()},
     }
@@ -198,7 +187,8 @@ def bind_template(
     for role in spec.roles:
         other = pieces[f"{role}.before"]
         common = min(len(opening), len(other))
-        if role != "assistant" and np.array_equal(other[:common], opening[:common]):
+        # A turn without an opening is told from others by its position: see `template_spec`.
+        if common and role != "assistant" and np.array_equal(other[:common], opening[:common]):
             raise TokenizerError(
                 f"template {spec.name!r}: a turn of the {role} opens with {other.tolist()}, one of "
                 f"the assistant with {opening.tolist()} in {tokenizer!r}: one is the beginning of "
@@ -226,16 +216,42 @@ class CanEncode(Protocol):
 
 def _fixed_pieces(spec: TemplateSpec) -> dict[str, Fragments]:
     """Everything fixed by name, with adjacent texts joined."""
-    named = {"begin": spec.begin}
-    surroundings = {**spec.roles, **{name: getattr(spec, name) for name in INSERTS}}
-    for name, one in surroundings.items():
-        if one is not None:
-            named |= {f"{name}.{part.name}": getattr(one, part.name) for part in fields(one)}
+    named = {"begin": spec.begin, "no_reasoning": spec.no_reasoning, "calls.end": spec.call_end}
+    named["tools.end"] = spec.tools_end
+    for role, turn in spec.roles.items():
+        named |= {f"{role}.before": turn.before, f"{role}.end": turn.end}
+        named[f"{role}.after"] = turn.after
+        if spec.shared_ends:
+            named[f"{role}.opened"] = turn.before[1:]
+    answer = spec.roles["assistant"].content
+    named["assistant.content"] = answer.before if answer else ()
+    if spec.default_system is not None:
+        system = spec.roles["system"]
+        around = system.content or Insert()
+        words = (Text(spec.default_system),) if spec.default_system else ()
+        inside = (*around.before, *words, *around.after)
+        named["default_system"] = (*system.before, *inside, *system.end, *system.after)
+    inserts = {name: getattr(spec, name) for name in INSERTS}
+    if spec.join:
+        inserts |= {f"{role}.content": turn.content for role, turn in spec.roles.items()}
+        inserts |= {"preamble": spec.preamble, "argument": spec.argument}
+        inner = [
+            piece
+            for one in inserts.values()
+            if one is not None
+            for part in fields(one)
+            for piece in getattr(one, part.name)
+        ]
+        named |= {MARKER + piece.marker: (piece,) for piece in inner if isinstance(piece, Marker)}
+    else:
+        for name, one in inserts.items():
+            if one is not None:
+                named |= {f"{name}.{part.name}": getattr(one, part.name) for part in fields(one)}
     return {name: _joined(fragments) for name, fragments in named.items()}
 
 
 def _joined(fragments: Fragments) -> Fragments:
-    joined: list[Marker | Text] = []
+    joined: list[Piece] = []
     for fragment in fragments:
         if joined and isinstance(fragment, Text) and isinstance(joined[-1], Text):
             joined[-1] = Text(joined[-1].text + fragment.text)
@@ -273,180 +289,6 @@ def _find_markers(
     return found
 
 
-class PlacedText(NamedTuple):
-    """One text of a turn, and the fixed pieces around it."""
-
-    text: str
-    left: Names
-    right: Names
-
-
-def lay_out(
-    conversation: Conversation, spec: TemplateSpec, policy: TrainPolicy
-) -> list[tuple[CheckedMessage, list[PlacedText]]]:
-    """The turns of a conversation, each with at least one text; Dropped if it cannot be written."""
-    messages = check_messages(conversation.messages)
-    tools = check_tools(conversation.tools)
-    for message in messages:
-        _check_support(message, tools, spec)
-    untrimmed = messages
-    if spec.trim:
-        messages = [
-            replace(m, text=m.text and m.text.strip(), reasoning=m.reasoning.strip())
-            for m in messages
-        ]
-    if spec.fold_system is not None and any(m.role == SYSTEM for m in messages):
-        # The system message becomes the beginning of the user turn after it, untrimmed.
-        roles = [m.role for m in messages]
-        if SYSTEM in roles[1:] or roles[:2] != [SYSTEM, USER]:
-            raise Dropped("system_not_first")
-        trained = trained_messages(messages, policy)
-        if trained[0] != trained[1]:
-            raise Dropped("mixed_train")
-        text = f"{untrimmed[0].text}{spec.fold_system}{messages[1].text}"
-        messages = [CheckedMessage(USER, text, train=bool(trained[0])), *messages[2:]]
-    if tools and messages[0].role != SYSTEM:
-        messages = [CheckedMessage(SYSTEM, ""), *messages]  # tools are in the system turn
-    return [
-        (message, _turn_texts(message, () if number else tools, first=not number))
-        for number, message in enumerate(messages)
-    ]
-
-
-def _check_support(message: CheckedMessage, tools: Sequence[str], spec: TemplateSpec) -> None:
-    role = ROLES[message.role]
-    if role == "system" and role not in spec.roles and spec.fold_system is None:
-        raise Dropped("no_place_for_system")
-    if role == "tool" and role not in spec.roles:
-        raise Dropped("no_place_for_tool_results")
-    if message.calls and spec.tool_call is None:
-        raise Dropped("no_place_for_tool_calls")
-    if message.reasoning and spec.reasoning is None:
-        raise Dropped("no_place_for_reasoning")
-    if tools and spec.tools is None:
-        raise Dropped("no_place_for_tools")
-
-
-def _turn_texts(message: CheckedMessage, tools: Sequence[str], *, first: bool) -> list[PlacedText]:
-    """The texts of one turn in order: reasoning, words, calls, tools."""
-    words = message.text
-    opening, ending = PLAIN_FORMS[message.role + len(ROLES) * first]
-    if words is not None and not (message.reasoning or message.calls or tools):
-        return [PlacedText(words, opening, ending)]
-    inside: list[tuple[str, Names, Names]] = []
-    if message.reasoning:
-        inside.append((message.reasoning, ("reasoning.before",), ("reasoning.after",)))
-    if words is not None:
-        inside.append((words, (), ()))
-    preceded = bool(words)  # `between` is written only if something of the turn precedes it
-    inserts = [("tool_call", call) for call in message.calls]
-    inserts += [("tools", "\n".join(tools))] if tools else []
-    for name, text in inserts:
-        between = (f"{name}.between",) if preceded else ()
-        inside.append((text, (*between, f"{name}.before"), (f"{name}.after",)))
-        preceded = True
-    last = len(inside) - 1
-    return [
-        PlacedText(text, left if at else opening + left, right + ending if at == last else right)
-        for at, (text, left, right) in enumerate(inside)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Turns:
-    """The turns of many conversations as columns, without those that were dropped."""
-
-    texts: list[str]
-    roles: npt.NDArray[np.uint8]  # (turns,) positions in ROLES
-    flags: list[tuple[int, bool]]  # (turn, its own "train"), for the few that have one
-    bounds: OffsetArray  # (conversations + 1,) conversation c is turns bounds[c]..bounds[c + 1]
-    first_texts: OffsetArray  # (turns,) the text that each turn starts with
-    text_bounds: OffsetArray  # (conversations + 1,) the same bounds, counted in texts
-    forms: list[Form]
-    form_of: IntArray  # (texts,) positions in `forms`
-    kept: list[int]  # (conversations,) position of each in the input
-    dropped: list[tuple[int, str]]  # (position in the input, reason)
-
-
-def collect_turns(
-    conversations: Sequence[Conversation], spec: TemplateSpec, policy: TrainPolicy
-) -> Turns:
-    """The turns of all conversations that the template can write, and reasons for the others."""
-    # Usual spellings of the roles that have turns of their own.
-    codes = {
-        spelling: ROLES.index(role)
-        for name, role in ROLE_NAMES.items()
-        if role in spec.roles
-        for spelling in (name, name.title(), name.upper())
-    }
-    forms = list(PLAIN_FORMS)
-    numbers = {form: number for number, form in enumerate(forms)}
-    texts: list[str] = []
-    roles, stops, kept = bytearray(), [0], list[int]()  # stops: of the turns of each conversation
-    dropped, flags = list[tuple[int, str]](), list[tuple[int, bool]]()
-    continued: list[int] = []  # texts that do not start a turn
-    other_forms: list[tuple[int, int]] = []  # (text, form) where the form is not the plain one
-    trim = spec.trim
-    for position, conversation in enumerate(conversations):
-        texts_before = len(texts)
-        messages = conversation.messages
-        for message in messages if type(messages) is list and not conversation.tools else ():
-            if type(message) is not dict or len(message) != 2:
-                break
-            try:
-                text, role = message["content"], codes[message["role"]]
-            except (KeyError, TypeError):
-                break
-            if type(text) is not str or not (text.isascii() or has_bytes(text)):
-                break
-            texts.append(text.strip() if trim else text)
-            roles.append(role)
-        else:
-            if len(roles) > stops[-1]:
-                kept.append(position)
-                stops.append(len(roles))
-                continue
-        del texts[texts_before:], roles[stops[-1] :]
-        try:
-            laid = lay_out(conversation, spec, policy)
-        except Dropped as why:
-            dropped.append((position, str(why)))
-            continue
-        for checked, placed in laid:
-            if checked.train is not None:
-                flags.append((len(roles), checked.train))
-            roles.append(checked.role)
-            continued.extend(range(len(texts) + 1, len(texts) + len(placed)))
-            for text, left, right in placed:
-                number = numbers.setdefault((left, right), len(forms))
-                if number == len(forms):
-                    forms.append((left, right))
-                other_forms.append((len(texts), number))
-                texts.append(text)
-        kept.append(position)
-        stops.append(len(roles))
-    bounds = np.array(stops)
-    turn_roles = np.frombuffer(bytes(roles), np.uint8)
-    first_texts = np.delete(np.arange(len(texts)), continued)
-    form_of: IntArray = np.zeros(len(texts), np.intp)
-    form_of[first_texts] = turn_roles
-    form_of[first_texts[bounds[:-1]]] += len(ROLES)
-    at, found = np.array(other_forms, np.intp).reshape(-1, 2).T
-    form_of[at] = found
-    return Turns(
-        texts=texts,
-        roles=turn_roles,
-        flags=flags,
-        bounds=bounds,
-        first_texts=first_texts,
-        text_bounds=np.append(first_texts, len(texts))[bounds],
-        forms=forms,
-        form_of=form_of,
-        kept=kept,
-        dropped=dropped,
-    )
-
-
 def assemble(
     texts: Ragged,
     turns: Turns,
@@ -467,7 +309,9 @@ def assemble(
     names = [name for side in sides for name in side]
     ids = np.concatenate([pieces[name] for name in names])
     is_wanted = [
-        name.partition(".")[0] in INSERTS or (train_ends and name.endswith(".end"))
+        name.partition(".")[0] in INSERTS
+        or name.startswith(MARKER)
+        or (train_ends and name.endswith(".end"))
         for name in names
     ]
     wanted = np.repeat(is_wanted, [len(pieces[name]) for name in names])

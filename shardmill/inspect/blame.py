@@ -31,7 +31,7 @@ from shardmill.chat import (
     bind_template,
     spec_from_json,
 )
-from shardmill.chat.token_template import Names, lay_out
+from shardmill.chat.layout import Names, lay_out
 from shardmill.errors import OptionError, SourceError
 from shardmill.inspect.inputs import AnySource, Inputs, matched_inputs
 from shardmill.inspect.tokens import Piece, span_finder, tokenizer_mismatch

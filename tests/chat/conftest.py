@@ -30,6 +30,11 @@ WORDS = (
     "user assistant system model tool <think> </think> <tool_call> </tool_call>\n"
     "Der schnelle braune Fuchs springt \u00fcber den faulen Hund. \U0001f600\n"
 )
+BINDABLE = (
+    *("four-marker", "chatml", "llama-3", "gemma"),
+    *("qwen2.5", "qwen3", "qwen3-instruct", "smollm3"),
+)
+"""The known templates whose markers these tokenizers have; test_families.py has all."""
 CHAT_TOKENIZERS = ("byte", "byte-bpe", "bpe", "unigram")
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from shardmill.chat import (
-    KNOWN_TEMPLATES,
     Rendered,
     TrainPolicy,
     bind_template,
@@ -23,7 +22,7 @@ from shardmill.chat import (
 from shardmill.protocols import Tokenizer
 from shardmill.records import Conversation
 from shardmill.tokenizers import choose_encoder
-from tests.chat.conftest import CHAT_TOKENIZERS
+from tests.chat.conftest import BINDABLE, CHAT_TOKENIZERS
 
 CHILD = """
 import pickle, sys
@@ -102,7 +101,7 @@ def test_a_template_of_tokens_renders_the_same_in_a_fresh_process(
 ) -> None:
     templates = {
         f"{name}, {kind}": bind_template(known_template(name), chat_tokenizers[kind])
-        for name in KNOWN_TEMPLATES
+        for name in BINDABLE
         for kind in CHAT_TOKENIZERS
     }
     check_same_elsewhere(templates, tmp_path)

@@ -16,12 +16,13 @@ from shardmill.chat.jinja.template import open_jinja_template
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof.examples import battery, battery_sha256, match_turns, stored
 from shardmill.chat.proof.prove import Certificate, prove_mask
-from shardmill.chat.template_spec import KNOWN_TEMPLATES, known_template
+from shardmill.chat.template_spec import known_template
 from shardmill.chat.token_template import bind_template
 from shardmill.cli.app import as_flag
 from shardmill.errors import MaskProofError, ShardmillError, TokenizerError
 from shardmill.records import JSON, ChatExamples, Conversation, Drop, Ragged
 from shardmill.tokenizers import ByteTokenizer, TrainSpec, open_tokenizer, train_tokenizer
+from tests.chat.conftest import BINDABLE
 from tests.chat.jinja_kit import (
     CHATML,
     OPENING_MARKED,
@@ -91,7 +92,7 @@ def test_the_smallest_conversation_is_shown_with_what_was_wanted() -> None:
     assert len(rows) == 19
 
 
-@pytest.mark.parametrize("name", KNOWN_TEMPLATES)
+@pytest.mark.parametrize("name", BINDABLE)
 def test_templates_made_of_tokens_are_proved(name: str, byte: ByteTokenizer) -> None:
     proved = prove_mask(bind_template(known_template(name), byte), byte)
     assert proved.trim == ("both" if name in ("llama-3", "gemma") else "none")
@@ -444,6 +445,22 @@ def test_a_template_that_trains_what_opens_a_conversation_is_refused(byte: ByteT
     right = bind_template(known_template("llama-3"), byte)
     with pytest.raises(MaskProofError, match="something is trained before the first turn"):
         prove_mask(Spoilt(right, trained_begin), byte)
+
+
+@pytest.mark.parametrize(("name", "num"), [("chatml", 3), ("chatml", 10), ("qwen3", 10)])
+def test_a_template_that_trains_the_end_of_an_opening_before_reasoning_is_refused(
+    name: str, num: int, byte: ByteTokenizer
+) -> None:
+    def opening_too(examples: ChatExamples, _: int) -> ChatExamples:
+        mask = examples.mask.copy()
+        for start in np.flatnonzero(mask[1:] & ~mask[:-1]) + 1:
+            if byte.decode(examples.ids.values[start : start + 7]) == "<think>":
+                mask[start - num : start] = True
+        return with_mask(examples, mask)
+
+    right = bind_template(known_template(name), byte)
+    with pytest.raises(MaskProofError, match=r"is trained after|opens like the assistant's"):
+        prove_mask(Spoilt(right, opening_too), byte)
 
 
 @pytest.mark.parametrize("name", ["four-marker", "chatml"])

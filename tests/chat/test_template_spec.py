@@ -13,6 +13,7 @@ from shardmill.chat import (
     KNOWN_TEMPLATES,
     Insert,
     Marker,
+    TemplateSpec,
     Text,
     TrainPolicy,
     bind_template,
@@ -80,17 +81,42 @@ KNOWN_SHA256 = {
     "chatml": "a31133324a3354b44d5dc1de7bb053aa22754adc60e80afc14bc222a94aea7db",
     "llama-3": "6f22b75c22acfd8bf4adb4ad7e5642ebc9aa9f695ce1f78af5e97c55670f7d7b",
     "gemma": "27da1c85956e338b18d3d37e3768f038ce8b151da90254dd9f8c5a34145f9a2d",
+    "qwen2.5": "59fd584711a5e3261c5225c6ceaee99577d76c901813a1518a6a797484e9bfbd",
+    "qwen3": "a39b8f0b90ecdab598ec2ced7154110a8d7cf835108dfa749b85fabc871b9f60",
+    "qwen3-instruct": "829715828d6938e121bd96c9ed813fbc11ed034b9d4f65cafd3389fcbd57f306",
+    "mistral": "134e969362f33245f5d254e29be694e8d9d79dccb695f2ef004ad8e1fd0c76ec",
+    "mistral-v3": "ca23d7525ee0f40e59120924da744fba435183dbbc604c0c2929d3957413bab4",
+    "phi-3": "d3cb010fbf186b881d1e6135665f85fdb7bc31fad188fc75d9064e3ef56f4f72",
+    "phi-4": "d8e07b8ac98ef494d9fd443d93b93e3b2712b8b67a44ca28bb1f0c22eb680c4d",
+    "smollm3": "0f1aa835138f1feafecae21ae8af152a685e5cdf29729e63372283a619d923b2",
+    "glm-4.5": "0f8b8f29e4b4596c99d9be1b9109675227e5be8569af1f6e1a822d6386d4f773",
+    "deepseek-r1": "e6871f932bedfa8394c68378b74fd5ac2120f707e096fa6bf29d3bf10d306305",
+    "gpt-oss": "e1fdb9c6f558a5957eb39d4c1ac02a5e4b123ea9008a56329ea41370d0f42a28",
 }
 
 
-def test_the_known_templates_are_the_files_in_the_package(
-    chat_tokenizers: dict[str, Tokenizer],
-) -> None:
+def markers_in(data: object) -> set[str]:
+    """Every marker of a template in JSON."""
+    if isinstance(data, dict):
+        found = set().union(*map(markers_in, data.values()))
+        return found | {data["marker"]} if "marker" in data else found
+    return set().union(*map(markers_in, data)) if isinstance(data, list) else set()
+
+
+def bytes_for(spec: TemplateSpec) -> ByteTokenizer:
+    """A tokenizer that has the markers of a template."""
+    names = sorted(markers_in(spec.to_json()))
+    strings = {name: name if name[0] in "<[" else f"<|{name}|>" for name in names}
+    return ByteTokenizer(byte_offset=len(names), specials=strings)
+
+
+def test_the_known_templates_are_the_files_in_the_package() -> None:
     folder = Path(template_spec.__file__).parent / "templates"
     assert {path.name for path in folder.iterdir()} == {f"{name}.json" for name in KNOWN_SHA256}
+    specs = {name: known_template(name) for name in KNOWN_TEMPLATES}
     assert {
-        name: bind_template(known_template(name), chat_tokenizers["byte"]).describe()["sha256"]
-        for name in KNOWN_TEMPLATES
+        name: bind_template(spec, bytes_for(spec)).describe()["sha256"]
+        for name, spec in specs.items()
     } == KNOWN_SHA256
 
 
@@ -106,6 +132,15 @@ def change(path: str, value: object) -> dict[str, Any]:
     else:
         place[last] = value
     return data
+
+
+def joined(path: str, value: object) -> dict[str, Any]:
+    return {**change(path, value), "join": True}
+
+
+def shared(end: str) -> dict[str, Any]:
+    """Answers that end with this marker."""
+    return {**change("roles.assistant.end", [{"marker": end}]), "join": True, "shared_ends": True}
 
 
 @pytest.mark.parametrize(
@@ -130,8 +165,34 @@ def change(path: str, value: object) -> dict[str, Any]:
         (change("begin", [{"text": "\ud800"}]), "wanted a text"),
         (change("begin", [{"marker": 3}]), r"begin\[0\].marker is 3"),
         (change("trim", "yes"), "trim is 'yes'"),
-        (change("fold_system", 3), "fold_system 3"),
+        (change("fold_system", 3), "fold_system is 3"),
         (change("tools", {}), "there is no roles.system"),
+        (change("default_system", "s"), "default_system is written in the system turn, but there"),
+        (change("default_system", "\ud800"), "default_system is '\\\\ud800', wanted a text"),
+        (change("join", 1), "join is 1, wanted true or false"),
+        (change("no_reasoning", [{"text": "x"}]), 'no_reasoning needs "join": true'),
+        (change("roles.user.json", True), r'roles.user.json needs "join": true'),
+        (change("roles.user.content", {"befor": []}), r"user.content: unknown key 'befor'; did"),
+        (change("roles.user.content", {"after": [{"text": "x"}]}), r"user.content needs \"join\""),
+        (joined("roles.user.json", "yes"), "json is 'yes', wanted true or false"),
+        (joined("roles.user.content", {"between": [{"text": "x"}]}), "only tool results can share"),
+        (joined("roles.user.content", {"before": [{"value": "name"}]}), "unknown key 'value'"),
+        (joined("roles.assistant.content", {"after": [{"text": "x"}]}), "no content.after"),
+        (joined("roles.assistant.json", True), "wanted no `json`"),
+        (joined("call_end", [{"marker": "x"}]), "call_end needs tool_call"),
+        (joined("call_end", [{"text": "x"}]), "call_end: has no marker"),
+        (joined("call_end", [{"marker": "usr"}]), "opens turns"),
+        (joined("preamble", {"between": []}), "preamble: unknown key 'between'"),
+        (joined("tools_end", [{"marker": "x"}]), "tools_end needs tools"),
+        (joined("tool_call", {"before": [{"value": "nam"}]}), "'nam', wanted 'name' or 'id'"),
+        (change("tools_first", True), 'tools_first needs "join": true'),
+        (joined("tools_first", True), "tools_first needs tools"),
+        (joined("argument", {}), "argument needs tool_call"),
+        (joined("argument", {"before": [{"value": "name"}]}), "is 'name', wanted 'key'"),
+        ({**joined("argument", {}), "tool_call": {}}, 'argument needs {"value": "name"} in tool'),
+        (change("shared_ends", True), 'shared_ends needs "join": true'),
+        (shared("asst"), "opens turns"),
+        (change("tool_call", {"before": [{"value": "id"}]}), 'a {"value": ...} needs "join": true'),
         ([], r"template is \[\], wanted an object"),
     ],
 )
@@ -309,3 +370,67 @@ def test_an_opening_that_is_the_beginning_of_another_is_refused() -> None:
     tokenizer = ByteTokenizer(byte_offset=2, specials={"usr": "<|usr|>", "eot": "<|eot|>"})
     with pytest.raises(TokenizerError, match="the beginning of the other"):
         bind_template(spec_from_json(data), tokenizer)
+
+
+def test_what_a_neighbour_marks_needs_no_marker_of_its_own(
+    chat_tokenizers: dict[str, Tokenizer],
+) -> None:
+    """hi<asst>yo<eot>: no end of the user's turn, and a system turn that only comes first."""
+    data = small()
+    data["begin"] = [{"marker": "bos"}]
+    data["roles"]["user"] = {"before": [{"marker": "usr"}]}
+    data["roles"]["system"] = {}
+    spec = spec_from_json(data)
+    assert spec_from_json(spec.to_json()) == spec
+    tokenizer = chat_tokenizers["byte"]
+    rendered = bind_template(spec, tokenizer).render(
+        [
+            Conversation(messages=[{"role": role, "content": text} for role, text in said])
+            for said in (
+                [("system", "so"), ("user", "hi"), ("assistant", "yo")],
+                [("user", "hi"), ("system", "so"), ("assistant", "yo")],
+                [("system", ""), ("user", "hi"), ("assistant", "yo")],
+            )
+        ],
+        TrainPolicy(),
+    )
+    text = tokenizer.decode(rendered.examples.ids.values)
+    assert text == "<bos>so<|usr|>hi<|asst|>yo<|eot|>"
+    assert rendered.examples.turn_starts.tolist() == [1, 3, 6]
+    assert [drop.reason for drop in rendered.drops] == ["system_not_first", "no_place_for_system"]
+
+
+@pytest.mark.parametrize(
+    ("role", "spec"),
+    [
+        ("assistant.before", {"user": {"end": []}, "assistant": {"before": []}}),
+        ("user.end", {"user": {"end": []}, "assistant": {"before": []}}),
+        ("system.before", {"system": {"end": [{"marker": "eot"}]}}),
+        ("assistant.end", {"assistant": {"end": []}}),
+    ],
+)
+def test_a_missing_marker_that_no_neighbour_has_is_refused(role: str, spec: dict[str, Any]) -> None:
+    data = small()
+    for name, one in spec.items():
+        data["roles"][name] = {**data["roles"].get(name, {}), **one}
+    with pytest.raises(TemplateError, match="has no marker, so text could imitate it"):
+        spec_from_json(data)
+
+
+def test_an_end_that_opens_the_next_turn_is_written_once(
+    chat_tokenizers: dict[str, Tokenizer],
+) -> None:
+    tokenizer = chat_tokenizers["byte"]
+    template = bind_template(spec_from_json(shared("usr")), tokenizer)
+    said = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    said += [("assistant", "e")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    for more in ({}, {"name": "n"}):  # the short way and the other
+        given = [Conversation(messages=[{**one, **more} for one in messages])] * 2
+        rendered = template.render(given, TrainPolicy())
+        assert rendered.examples.ids[0].tolist() == rendered.examples.ids[1].tolist()
+        text = tokenizer.decode(rendered.examples.ids[0])
+        assert text == "<|usr|>a<|eot|><|asst|>b<|usr|>c<|eot|><|asst|>d<|usr|><|asst|>e<|usr|>"
+        assert rendered.examples.turn_starts[:5].tolist() == [0, 3, 6, 8, 11]
+        trained = rendered.examples.ids[0][rendered.examples.mask[:14]]
+        assert tokenizer.decode(trained) == "b<|usr|>d<|usr|>e<|usr|>"

@@ -92,8 +92,8 @@ def one(rendered: Rendered, index: int) -> tuple[list[int], list[bool], list[int
     )
 
 
-def test_the_known_templates_are_these() -> None:
-    assert tuple(KNOWN_TEMPLATES) == NAMES
+def test_the_known_templates_begin_with_these() -> None:
+    assert tuple(KNOWN_TEMPLATES)[: len(NAMES)] == NAMES
 
 
 @pytest.mark.slow

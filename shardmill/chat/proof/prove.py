@@ -3,7 +3,10 @@
 Proved on each conversation of the battery that the template keeps:
 - A trained assistant turn is opening + words + end + tail. Opening and tail are untrained and
   always the same ids; the words are the message's text, as it is or trimmed (one way for the whole
-  template); the end is always the same, and trained or not as the policy says.
+  template); the end is always the same, and trained or not as the policy says. Where reasoning or
+  calls follow, the opening may be shorter (a template may open a turn without reasoning with an
+  empty one): then always equally short, unlike the opening of any other role, and only where the
+  rest of it is not written.
 - Nothing is trained in any other turn, or before the first.
 - Every turn holds the text of its own messages, and of no other.
 - There is no marker among the words.
@@ -34,6 +37,7 @@ from shardmill.chat.policy import (
     REASONS,
     TOOL,
     TRAIN_ON,
+    USER,
     ChatTemplate,
     CheckedMessage,
     TrainPolicy,
@@ -142,6 +146,7 @@ class TurnShape:
     """How a template writes every trained assistant turn."""
 
     opening: IntArray  # ids before the words
+    shortest: IntArray  # ids before reasoning or calls; the beginning of `opening`, or all of it
     tail: IntArray  # ids after the end
     leads: tuple[str | None, ...]  # blanks before the words, per reading; None: it does not fit
     end: str  # what is trained after the words
@@ -252,7 +257,8 @@ class Judge:
         if ASSISTANT not in example.roles:
             raise example.failure("turns", "a conversation without an assistant was kept")
         answers = [turn for turn, role in enumerate(example.roles) if role == ASSISTANT]
-        return self._learn_shape(example, answers[0 if in_middle else -1], in_middle=in_middle)
+        turn = answers[0 if in_middle else -1]
+        return self._learn_shortest(self._learn_shape(example, turn, in_middle=in_middle))
 
     def judge(self, conversation: Conversation, *, needed: bool = False) -> str | None:
         """The reason if the conversation was dropped, else None; Failure if its mask is wrong."""
@@ -316,6 +322,7 @@ class Judge:
             )
         shape = TurnShape(
             opening=example.ids[start:first],
+            shortest=example.ids[start:first],
             tail=example.ids[last:stop],
             leads=tuple(leads),
             end=ends[0],
@@ -343,6 +350,19 @@ class Judge:
             raise example.failure("end", f"turn {turn} trains only a part of its end")
         return shape
 
+    def _learn_shortest(self, shape: TurnShape) -> TurnShape:
+        """The shape with the opening of turns that begin with reasoning or a call."""
+        for name in ("reasoning", "tool call"):
+            found = render_one(self.template, stored("optional")[name], self.policy)
+            if isinstance(found, str):
+                continue
+            turn = len(found.roles) - 1
+            opening = found.ids[found.bounds[turn] : found.trained_span(turn)[0]]
+            beginning = shape.opening[: len(opening)]
+            if 0 < len(opening) < len(shape.shortest) and np.array_equal(opening, beginning):
+                shape = replace(shape, shortest=opening)
+        return shape
+
     def _check_untrained(self, example: ProofExample) -> None:
         """Nothing is trained where nothing should be."""
         if example.mask[: example.bounds[0]].any():
@@ -358,10 +378,10 @@ class Judge:
 
     def _check_openings(self, example: ProofExample, shape: TurnShape) -> None:
         """No other turn opens like the assistant's, or no model could tell who speaks."""
-        size = len(shape.opening)
+        size = len(shape.shortest)
         for turn, role in enumerate(example.roles):
             start = example.bounds[turn]
-            same = np.array_equal(example.ids[start : start + size], shape.opening)
+            same = np.array_equal(example.ids[start : start + size], shape.shortest)
             if size and same and role != ASSISTANT:
                 raise example.failure(
                     "opening", f"turn {turn} is the {ROLES[role]}'s, but opens like the assistant's"
@@ -393,7 +413,12 @@ class Judge:
         start, stop = example.bounds[turn : turn + 2]
         follows_tool = turn > 0 and example.roles[turn - 1] == TOOL
         is_free = self.has_blocks or (self.is_jinja and follows_tool)  # by its prompt, and no other
-        if not is_free and not np.array_equal(example.ids[start:first], shape.opening):
+        openings = [shape.opening]
+        begins = np.array_equal(example.ids[start : start + len(shape.opening)], shape.opening)
+        if (message.calls or message.reasoning) and not begins:
+            openings.append(shape.shortest)
+        fits = any(np.array_equal(example.ids[start:first], one) for one in openings)
+        if not is_free and not fits:
             found, wanted = map(self.reader.text, (example.ids[start:first], shape.opening))
             raise example.failure(
                 "opening", f"turn {turn} is trained after {found!r}: wanted {wanted!r}"
@@ -448,11 +473,15 @@ class Judge:
         self.counts["calls and reasoning"] += 1
 
     def _check_other(self, example: ProofExample, turn: int) -> None:
-        """A trained turn that is not the assistant's: its words come first."""
+        """A trained turn that is not the assistant's: its words come first, those of the user; a
+        template may frame what a tool or the system says, and trains the frame with it."""
         first, last = example.trained_span(turn)
         text = example.checked[example.groups[turn][0]].text or ""
         read = self.reader.readings(example.ids, first, last)
-        right = any(found.lstrip().startswith(text.strip()) for found in read)
+        if example.roles[turn] == USER:
+            right = any(found.lstrip().startswith(text.strip()) for found in read)
+        else:
+            right = any(text.strip() in found for found in read)
         if not right or (first == last and text.strip()):
             raise example.failure("words", f"turn {turn} trains {read[0]!r}: wanted {text!r} first")
         self.counts["other trained turns"] += 1
