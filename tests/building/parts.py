@@ -61,10 +61,10 @@ class Deadly(ByteTokenizer):
 
 
 class Watched(ByteTokenizer):
-    """Where the environment names a folder it is slow, and leaves a mark `parent-process` there.
-    Where that holds a file `poison` it kills its process at a text with those words, and with a
-    file `poison once` only the first time; with a file `blind` the input is not there. Where a file
-    `gate` holds a number it waits until so many processes have left a mark."""
+    """Where the environment names a folder it leaves a mark `parent-process` there, and is slow: it
+    sleeps 0.03 s, or what a file `pause` there says. With a file `gate` it waits instead until so
+    many processes have left a mark. At a text with the words of a file `poison` it kills its
+    process, at those of `poison once` only once. With a file `blind` the input is not there."""
 
     def encode_batch(self, texts) -> Ragged:
         folder = os.environ.get("TESTS_WATCHED")
@@ -81,12 +81,12 @@ class Watched(ByteTokenizer):
                 if poison.name == "poison once":
                     poison.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
-        gate = folder / "gate"
-        if not gate.exists():
-            time.sleep(0.03)
-            return
-        while len(list(folder.glob("*-*"))) < int(gate.read_text()):
-            time.sleep(0.01)
+        gate, pause = folder / "gate", folder / "pause"
+        if gate.exists():
+            while len(list(folder.glob("*-*"))) < int(gate.read_text()):
+                time.sleep(0.01)
+        else:
+            time.sleep(float(pause.read_text()) if pause.exists() else 0.03)
 
 
 class Sparse(ByteTokenizer):

@@ -120,15 +120,14 @@ class Builder:
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
 
-    def finish(self) -> None:
-        """Wait until the store is there."""
+    def finish(self) -> int | None:
+        """Wait for the end of what was started: None, or the exit code of the process."""
         assert self.process.stdout is not None
-        if self.process.stdout.readline() != "done\n":
-            raise AssertionError(f"exit code {self.process.wait()}: {self.messages()}")
+        return None if self.process.stdout.readline() == "done\n" else self.process.wait()
 
     def build(self, kind: str, out: Path | str, **options: Any) -> None:
         self.start(kind, out, **options)
-        self.finish()
+        assert self.finish() is None, self.messages()
 
     def messages(self) -> str:
         return self._errors.read_text()
