@@ -1,6 +1,7 @@
 """20,000 shards, 204,799,999 windows: sparse files, so only numbers are large.
 
-A terabyte, and times, are for `benchmarks/read.py --scale`; here are counts, memory and what was read.
+A terabyte, and times, are for `benchmarks/read.py --scale`; here are counts, memory and what was
+read.
 """
 
 from __future__ import annotations
