@@ -102,9 +102,7 @@ def batches_of(printed: list[dict[str, Any]]) -> list[str]:
     return [line["batch"] for line in printed]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "packing"), [("own/docs", "bin"), ("own/lines", "sequential")]
-)
+@pytest.mark.parametrize(("dataset", "packing"), [("own/docs", "bin"), ("own/lines", "sequential")])
 def test_a_killed_stream_resumes_with_the_very_next_batch(
     hub: LoopbackHub, tmp_path: Path, dataset: str, packing: str
 ) -> None:
