@@ -64,8 +64,8 @@ class Watched(ByteTokenizer):
     """Where the environment names a folder it leaves a mark `parent-process` there, and is slow: it
     sleeps 0.03 s, or what a file `pause` there says. With a file `gate` it waits instead until so
     many processes have left a mark, for at most two minutes. At a text with the words of a file
-    `poison` it kills its process, at those of `poison once` only once. With a file `blind` the
-    input is not there."""
+    `poison` it kills its process, at those of `poison once` only once, and at those of `poison in
+    order` it asks it once to end. With a file `blind` the input is not there."""
 
     def encode_batch(self, texts) -> Ragged:
         folder = os.environ.get("TESTS_WATCHED")
@@ -79,9 +79,10 @@ class Watched(ByteTokenizer):
             raise FileNotFoundError(2, "No such file or directory", "remote.jsonl")
         for poison in folder.glob("poison*"):
             if any(poison.read_text() in text for text in as_list(texts)):
-                if poison.name == "poison once":
+                if poison.name != "poison":
                     poison.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+                in_order = poison.name == "poison in order"
+                os.kill(os.getpid(), signal.SIGTERM if in_order else signal.SIGKILL)
         gate, pause = folder / "gate", folder / "pause"
         if gate.exists():
             _wait_at(gate)
