@@ -137,9 +137,11 @@ def read_ahead(
     """The items in order, up to `depth` of them made early.
 
     `stop` is set on closing, and ends the thread after the item it is making. Iterators that wait
-    for one another share one, and may check it themselves. `interrupt`, set from any thread, ends
-    this generator with a StoppedError, also while it waits. Closing waits for the thread, at most
-    `patience` seconds (None: as long as it takes); after that the thread ends with its item.
+    for one another share one, and may check it themselves. After a stop from elsewhere, also by the
+    end of the interpreter, what is ready is given; unless that was all, a StoppedError follows.
+    `interrupt`, set from any thread, ends this generator with a StoppedError, also while it waits.
+    Closing waits for the thread, at most `patience` seconds (None: as long as it takes); after that
+    the thread ends with its item.
     """
     ahead = Prefetcher(
         lambda _: next(items),
@@ -294,15 +296,16 @@ class _Work(Generic[Item]):
                 nap = min(2 * nap, _LONGEST_NAP)
             else:
                 nap = _NAP
-        if self._ended:
-            self._ready.clear()  # after a stop alone, what is ready is still taken
+        if self._stop is None:
+            self._ready.clear()  # after a stop, what is ready is still taken
         if self._finish is not None:
             try:
                 self._finish()
             except BaseException as raised:  # noqa: BLE001 - raised in the other thread
                 self._error = self._error or raised
         if self._stop is not None:  # a consumer that is stopped too may wait for the next item
-            self._error = self._error or StopIteration()
+            # Not a StopIteration: to the consumer the items would seem complete.
+            self._error = self._error or StoppedError()
             self._tell()
 
     def wake(self) -> None:

@@ -61,10 +61,11 @@ class Deadly(ByteTokenizer):
 
 
 class Watched(ByteTokenizer):
-    """Where the environment names a folder it is slow, and leaves a mark `parent-process` there.
-    Where that holds a file `poison` it kills its process at a text with those words, and with a
-    file `poison once` only the first time; with a file `blind` the input is not there. Where a file
-    `gate` holds a number it waits until so many processes have left a mark."""
+    """Where the environment names a folder it leaves a mark `parent-process` there, and is slow: it
+    sleeps 0.03 s, or what a file `pause` there says. With a file `gate` it waits instead until so
+    many processes have left a mark, for at most two minutes. At a text with the words of a file
+    `poison` it kills its process, at those of `poison once` only once, and at those of `poison in
+    order` it asks it once to end. With a file `blind` the input is not there."""
 
     def encode_batch(self, texts) -> Ragged:
         folder = os.environ.get("TESTS_WATCHED")
@@ -78,15 +79,28 @@ class Watched(ByteTokenizer):
             raise FileNotFoundError(2, "No such file or directory", "remote.jsonl")
         for poison in folder.glob("poison*"):
             if any(poison.read_text() in text for text in as_list(texts)):
-                if poison.name == "poison once":
+                if poison.name != "poison":
                     poison.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-        gate = folder / "gate"
-        if not gate.exists():
-            time.sleep(0.03)
-            return
-        while len(list(folder.glob("*-*"))) < int(gate.read_text()):
+                in_order = poison.name == "poison in order"
+                os.kill(os.getpid(), signal.SIGTERM if in_order else signal.SIGKILL)
+        gate, pause = folder / "gate", folder / "pause"
+        if gate.exists():
+            _wait_at(gate)
+        else:
+            time.sleep(float(pause.read_text()) if pause.exists() else 0.03)
+
+
+def _wait_at(gate: Path) -> None:
+    """Until as many processes as it says have left a mark, or it is gone. It is removed when they
+    have not come after two minutes: then the test goes on and can say so."""
+    try:
+        wanted, limit = int(gate.read_text()), time.monotonic() + 120
+        while gate.exists() and len(list(gate.parent.glob("*-*"))) < wanted:
+            if time.monotonic() > limit:
+                gate.unlink()
             time.sleep(0.01)
+    except FileNotFoundError:  # another process has removed it
+        pass
 
 
 class Sparse(ByteTokenizer):

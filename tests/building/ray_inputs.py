@@ -103,6 +103,7 @@ class Builder:
 
     def __init__(self, inputs: Path, environ: Mapping[str, str], errors: Path) -> None:
         self._errors = errors
+        self._printed: list[str] = []
         with errors.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "tests.building.ray_inputs", str(inputs)],
@@ -120,18 +121,21 @@ class Builder:
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
 
-    def finish(self) -> None:
-        """Wait until the store is there."""
+    def finish(self) -> int | None:
+        """Wait for the end of what was started: None, or the exit code of the process."""
         assert self.process.stdout is not None
-        if self.process.stdout.readline() != "done\n":
-            raise AssertionError(f"exit code {self.process.wait()}: {self.messages()}")
+        for line in self.process.stdout:  # Ray too may print there
+            if line == "done\n":
+                return None
+            self._printed.append(line)
+        return self.process.wait()
 
     def build(self, kind: str, out: Path | str, **options: Any) -> None:
         self.start(kind, out, **options)
-        self.finish()
+        assert self.finish() is None, self.messages()
 
     def messages(self) -> str:
-        return self._errors.read_text()
+        return "".join((*self._printed, self._errors.read_text()))
 
     def close(self) -> None:
         """End it; it may be gone."""

@@ -120,12 +120,13 @@ def test_splits_that_get_full_on_ray_get_the_same_bytes(tmp_path, corpus, nodes)
     assert limited("ray", unit_bytes=5_000, **on_ray(nodes)) == limited("one", workers=1)
 
 
-def test_a_ray_worker_killed_in_mid_task_costs_nothing_but_time(
-    tmp_path, corpus, nodes, marks, wanted, caplog
+@pytest.mark.parametrize("poison", ["poison once", "poison in order"])
+def test_a_ray_worker_that_ends_in_mid_task_costs_nothing_but_time(
+    tmp_path, corpus, nodes, marks, wanted, caplog, poison
 ):
-    (marks / "poison once").write_text("caf\u00e9 word caf")
+    (marks / poison).write_text("caf\u00e9 word caf")
     assert build(corpus, tmp_path / "ray", **on_ray(nodes)) == wanted
-    assert not (marks / "poison once").exists()
+    assert not (marks / poison).exists()
     assert sum("its worker died" in line for line in caplog.messages) == 1
     assert len(workers_of(marks, raylet_of(nodes.head))) == 3, "another worker came"
 

@@ -1,8 +1,11 @@
-"""An iterator is for one thread: a second one gets an error, never a lost batch."""
+"""An iterator is for one thread: a second one gets an error, never a lost batch. What is made ahead
+ends where it ends, and nowhere else."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -11,7 +14,7 @@ import pytest
 
 from shardmill.errors import OptionError
 from shardmill.loading import Loader
-from shardmill.threads import OneThread
+from shardmill.threads import OneThread, StoppedError, read_ahead
 from tests.loading.stores import open_stream
 
 
@@ -100,3 +103,57 @@ def test_a_child_forked_while_a_thread_makes_a_batch_may_iterate(stores):
             os._exit(99)
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (0, 2)
+
+
+def test_a_stop_is_not_taken_for_the_end_of_the_items():
+    """What was made is given. Then comes an error, or a build would take a part for the whole."""
+    stop, made = threading.Event(), threading.Event()
+
+    def items() -> Iterator[int]:
+        yield from range(3)
+        made.set()
+        stop.wait(600)
+        yield 3
+        pytest.fail("made after the stop")
+
+    ahead = read_ahead(items(), depth=4, stop=stop)
+    got = [next(ahead)]
+    assert made.wait(600)
+    stop.set()
+    with pytest.raises(StoppedError):
+        got.extend(ahead)
+    assert got == [0, 1, 2, 3]
+
+
+EXITING = """
+import atexit, sys, threading
+
+def consume():
+    try:
+        for item in read_ahead(items()):
+            going.set()
+    except StoppedError:
+        print("stopped", flush=True)
+    else:
+        print("ended as if that were all", flush=True)
+
+consumer, going = threading.Thread(target=consume, daemon=True), threading.Event()
+atexit.register(consumer.join)  # after what was registered later
+from shardmill.threads import StoppedError, read_ahead
+
+def items():
+    while True:
+        yield 0
+
+consumer.start()
+going.wait()
+sys.exit(3)
+"""
+
+
+def test_the_end_of_the_interpreter_is_not_taken_for_the_end_of_the_items():
+    """Ray ends a worker so while a thread of it still works: on SIGTERM, or without its node."""
+    done = subprocess.run(
+        [sys.executable, "-c", EXITING], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "stopped\n", "")

@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 from shardmill.errors import BuildError
 from shardmill.machine import Usage, usage_of_this_process
 from shardmill.protocols import Closing
+from shardmill.threads import StoppedError
 from shardmill.urls import scrub
 
 log = logging.getLogger(__name__)
@@ -315,7 +316,8 @@ class TaskRunner:
     """Runs tasks inside a worker, and sends messages (kind, value, usage) about them.
 
     Kinds: log, note, ended, failed. `send` gets the kind and the packed message. An error of a task
-    is sent, never raised. What the program logs is sent too.
+    is sent, never raised, but for a StoppedError: it says that the process is ending. What the
+    program logs is sent too.
     """
 
     def __init__(self, send: Callable[[str, bytes], None]) -> None:
@@ -342,6 +344,8 @@ class TaskRunner:
                 self._tools, self._packed = pickle.loads(self._packed), None
             task: Task = pickle.loads(data)
             task.run(self._tools, lambda note: self.report("note", note))
+        except StoppedError:  # the process is ending, which is no failure of the task
+            raise
         except Exception as error:  # noqa: BLE001 - the coordinator decides
             error.add_note(scrub("".join(traceback.format_exception(error))))
             self.report("failed", _portable(error))
