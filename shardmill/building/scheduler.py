@@ -42,8 +42,8 @@ _TOKENS_PER_BYTE = 0.25
 """Of input, until some of it is encoded."""
 _HELD_PER_WORKER = 2
 """Units that were read here: at work, or made before one ahead of them."""
-_TASKS_PER_WORKER = 4
-"""At least, so that all end at about the same time."""
+_TASKS_LEFT = 2
+"""For each worker in what is left: tasks get smaller, so that all workers end at the same time."""
 
 
 class FeedWork(Closing):
@@ -78,6 +78,11 @@ class FeedWork(Closing):
     @property
     def is_done(self) -> bool:
         return self.is_full or self.unit(self.num_settled) is None
+
+    @property
+    def bytes_left(self) -> int:
+        """Of input that no task has, about."""
+        return self.num_bytes - self._starts.get(self._next, self._bytes_read)
 
     def accept(self, after: FillState) -> None:
         """The next unit is settled."""
@@ -239,7 +244,7 @@ class Scheduler:
 
     def _task_bytes(self, work: FeedWork) -> int:
         resources = self.pool.resources
-        share = work.num_bytes // (_TASKS_PER_WORKER * resources.workers)
+        share = work.bytes_left // (_TASKS_LEFT * resources.workers)
         return max(1, min(resources.unit_bytes, share))
 
     def _take(self, tasks: _Tasks, report: TaskReport) -> None:

@@ -252,6 +252,11 @@ class SegmentWriter(Closing):
         """Whether nothing more of the feed would be kept."""
         return self._filler.is_full
 
+    @property
+    def after(self) -> FillState:
+        """The state of the splits after the batches so far."""
+        return self._filler.after
+
     def add(self, batch: EncodedBatch) -> None:
         line, read = self._line_of(batch.chunk), batch.read
         drops = [DropLine(drop.id, drop.reason, drop.row) for drop in batch.drops]
@@ -327,7 +332,7 @@ class SegmentWriter(Closing):
             inputs=unit.inputs,
             mark=unit.mark,
             before=self._before,
-            after=self._filler.after,
+            after=self.after,
             num_given=self._num_given,
             num_tokens=self._num_tokens,
             num_bytes=self._num_bytes,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -438,28 +439,48 @@ class UnitTask:
         tools: EncoderProvider,
         on_batch: Callable[[Unit, EncodedBatch], None],
     ) -> Iterator[Receipt]:
-        """Units as one stream, until all splits are full."""
-        with closing(self.encoder.batches(units, tools)) as batches:
-            batch = next(batches, None)
-            for unit in units:
-                with closing(self._writer(unit, before)) as writer:
-                    while batch is not None and batch.unit == unit.number:
-                        writer.add(batch)
-                        on_batch(unit, batch)
-                        if writer.is_full:  # what comes then is not read: it may be broken
-                            break
-                        batch = next(batches, None)
-                    _check_unchanged(unit)
-                    receipt = writer.seal()
-                yield receipt
-                before = receipt.after
-                if before[0] == len(self.fill):
-                    return
+        """Units as one stream, until all splits are full. A unit is sealed while the next one is
+        encoded: a disk takes its time to make shards and receipt durable."""
+        sealed: Future[Receipt] | None = None
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="shardmill-seal") as sealing,
+            closing(self.encoder.batches(units, tools)) as batches,
+        ):
+            try:
+                batch = next(batches, None)
+                for unit in units:
+                    with ExitStack() as unsealed:
+                        writer = unsealed.enter_context(closing(self._writer(unit, before)))
+                        while batch is not None and batch.unit == unit.number:
+                            writer.add(batch)
+                            on_batch(unit, batch)
+                            if writer.is_full:  # what comes then is not read: it may be broken
+                                break
+                            batch = next(batches, None)
+                        _check_unchanged(unit)
+                        if sealed is not None:
+                            receipt, sealed = sealed.result(), None
+                            yield receipt
+                        unsealed.pop_all()
+                        before, sealed = writer.after, sealing.submit(_sealed, writer)
+                    if before[0] == len(self.fill):
+                        break
+            except Exception:
+                if sealed is not None:  # what was made before the error counts
+                    yield sealed.result()
+                raise
+            if sealed is not None:
+                yield sealed.result()
 
     def _writer(self, unit: Unit, before: FillState) -> SegmentWriter:
         return SegmentWriter(
             unit, self.output, fill=self.fill, before=before, shard_tokens=self.shard_tokens
         )
+
+
+def _sealed(writer: SegmentWriter) -> Receipt:
+    with closing(writer):
+        return writer.seal()
 
 
 def _check_unchanged(unit: Unit) -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -259,7 +259,7 @@ class HuggingFaceTokenizer(TokenizerWithSpecials):
     def vocab_size(self) -> int:
         return len(self._known)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Ignores the formatting of the JSON and the names of specials: they change no id."""
         return fingerprint_of(

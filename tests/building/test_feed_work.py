@@ -208,3 +208,22 @@ def test_a_guess_is_by_the_tokens_per_byte_of_input():
         befores.append(found[1])
     # 30 tokens each, after 30: 30, 60, 90, then 120 are more than 100
     assert befores == [(0, 30), (0, None), (0, None), (1, 0), (1, 0), (1, 0), (1, 0), (1, 0)]
+
+
+def test_what_is_left_is_what_no_task_has():
+    sizes = [10] * 6
+    source = MemorySource(["text"], name="source")
+    work = FeedWork(
+        FeedChunks(source=source, chunks=sizes, sizes=sizes, is_cut=True, fill=(("train", None),))
+    )
+    work.begin(unit_of(number, size) for number, size in enumerate(sizes))
+    left = [work.bytes_left]
+    taken = []
+    for most in (30, 20, 10):
+        found = work.take(most, MOST_HELD)
+        assert found is not None
+        taken.append([unit.number for unit in found[0]])
+        left.append(work.bytes_left)
+    assert (taken, left) == ([[0, 1, 2], [3, 4], [5]], [60, 30, 10, 0])
+    work.give_back([unit_of(number, 10) for number in taken[1]])
+    assert work.bytes_left == 30  # its units are taken again, and about so is what follows

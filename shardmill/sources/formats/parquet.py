@@ -263,7 +263,10 @@ class ParquetFormat(Format, RowFormat):
         for group in groups:
             start = 0
             size = num_rows(group)
-            for batch in parquet.iter_batches(size, row_groups=[group], columns=columns):
+            # Arrow has a thread for each column: for a single one it would only be another core.
+            for batch in parquet.iter_batches(
+                size, row_groups=[group], columns=columns, use_threads=columns is None
+            ):
                 done = min(max(skip - start, 0), batch.num_rows)
                 yield group, start + done, batch.slice(done)
                 start += batch.num_rows
