@@ -73,7 +73,7 @@ REASONS = MESSAGE_REASONS | {
     "tokens_merge": "one token spans the border of two turns, or of a prompt and its answer",
     "content_changed": "the template wrote something other than the message says",
     "mask_disagrees": "the generation blocks do not hold all of the assistant's words",
-    "trains_others": "the generation blocks hold more than the assistant's words and their end",
+    "trains_others": "the trained part of a turn holds text of other turns or of the tools",
     "no_turns": "the template does not go through the messages in order, so turns have no start",
     "not_reproduced": "the template, run here, gave other tokens than apply_chat_template",
     "no_end": "the turn has no special token at its end, so its end cannot be left untrained",

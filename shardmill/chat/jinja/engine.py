@@ -36,26 +36,32 @@ from shardmill.chat.jinja.sandbox import Program, TemplateSandbox
 from shardmill.chat.jinja.values import (
     Count,
     Message,
+    SafeText,
     Trace,
+    TracedList,
     TracedText,
     edge,
     joined,
     length,
+    literal,
     mark,
     plain,
     raw_of,
+    safe_text,
     trace_of,
     traced_json,
     traced_messages,
     traced_tools,
+    unsafe,
 )
-from shardmill.chat.policy import CheckedMessage, Dropped
+from shardmill.chat.policy import CheckedMessage, Dropped, is_object
 from shardmill.errors import ShardmillError, TemplateError, missing_extra
 from shardmill.protocols import Texts
 from shardmill.records import JSON, ROLES, IntArray, Ragged
 
 try:
     from jinja2 import pass_environment
+    from markupsafe import Markup
 except ImportError as missing:
     raise missing_extra("jinja2", "hub") from missing
 
@@ -117,16 +123,34 @@ class TracedSandbox(TemplateSandbox):
 
     def __init__(self, *, now: datetime | None) -> None:
         super().__init__(now=now)
+        self.trace = Trace()
         for table, tracing in ((self.filters, _TRACING_FILTERS), (self.tests, _TRACING_TESTS)):
             table.update({n: _pinning(run) for n, run in table.items() if n not in tracing})
-        self.filters.update(count=length, length=length, tojson=_tojson)
-        self.tests.update(iterable=_is_iterable, sequence=_is_sequence)
+        for name in ("replace", "trim"):
+            self.filters[name] = _pinning_others(self.filters[name])
+        for name in ("capitalize", "lower", "replace", "string", "trim", "upper"):
+            self.filters[name] = _with_markup(self.filters[name])
+        self.filters.update(count=length, length=length, safe=_safe, tojson=_tojson)
+        for name in ("boolean", "float", "integer", "number"):
+            self.tests[name] = _of_raw(self.tests[name])
+        self.tests.update(iterable=_is_iterable, sequence=_is_sequence, sameas=_is_same_as)
 
     def enter_loop(self, value: object) -> str:
-        return mark(value._index) if isinstance(value, Message) else ""
+        return mark(self.trace, value._index) if isinstance(value, Message) else ""
 
     def generated(self, text: str) -> str:
-        return joined((edge(True), text, edge(False)))
+        return joined((edge(self.trace, True), text, edge(self.trace, False)))
+
+    def checked(self, value: Any) -> Any:
+        # The pieces of a text are made, and nobody asked how many they are.
+        super().checked(value._raw if isinstance(value, TracedList) else value)
+        return value
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return super().getattr(unsafe(obj), attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(unsafe(obj), argument)
 
     def weigh(self, value: object, *, to_write: bool = False, to_hash: bool = False) -> int:
         return super().weigh(raw_of(value), to_write=to_write, to_hash=to_hash)
@@ -140,14 +164,25 @@ class TracedSandbox(TemplateSandbox):
         return joined(found)
 
     def add(self, context: object, *operands: Any) -> Any:
-        if all(isinstance(operand, str) for operand in operands):
+        if all(isinstance(o, str) and not isinstance(o, (Markup, SafeText)) for o in operands):
             return self.concat(operands)
         return super().add(context, *operands)
 
+    def call_binop(self, context: object, operator: str, left: Any, right: Any) -> Any:
+        left, right = _operand(left), _operand(right)
+        if operator == "%" or isinstance(left, Markup) or isinstance(right, Markup):
+            left, right = plain(left), plain(right)  # they read texts in C
+        return super().call_binop(context, operator, left, right)
+
     def contains(self, item: Any, container: Any) -> bool:
-        if isinstance(item, TracedText) and type(container) is str:
+        if (
+            isinstance(item, TracedText)
+            and isinstance(container, str)
+            and not isinstance(container, TracedText)
+        ):
             self.spend(len(container) >> 4)
-            return item._trace.ask(f"{item._source} in {container!r}", item._said in container)
+            source = f"{item._source} in {literal(container)}"
+            return item._trace.ask(source, item._said in container)
         return super().contains(item, container)
 
     def call(self, context: object, function: Any, /, *args: Any, **options: Any) -> Any:
@@ -155,6 +190,10 @@ class TracedSandbox(TemplateSandbox):
             # A method of a text of the template's own would read others in C.
             args, options = plain(args), plain(options)
         return super().call(context, function, *args, **options)
+
+
+def _operand(value: Any) -> Any:
+    return plain(value) if isinstance(value, (Count, SafeText)) else value
 
 
 _TRACING_FUNCTIONS = frozenset(("dict", "get", "join", "namespace", "raise_exception"))
@@ -169,6 +208,51 @@ def _pinning(run: Any) -> Callable[..., Any]:
     if hasattr(run, "jinja_pass_arg"):
         pinned.jinja_pass_arg = run.jinja_pass_arg  # type: ignore[attr-defined]
     return pinned
+
+
+def _pinning_others(run: Any) -> Callable[..., Any]:
+    """A filter of a text with others. One of the template's own would read the others in C."""
+
+    @pass_environment
+    def pinned(environment: TracedSandbox, value: Any, *others: Any, **named: Any) -> Any:
+        if not isinstance(value, TracedText):
+            others, named = plain(others), plain(named)
+        return run(environment, value, *others, **named)
+
+    return pinned
+
+
+def _with_markup(run: Any) -> Callable[..., Any]:
+    """A filter that makes Markup of Markup."""
+    if not hasattr(run, "jinja_pass_arg"):
+        return lambda value, *others, **named: run(unsafe(value), *others, **named)
+
+    @pass_environment
+    def marked(environment: TracedSandbox, value: Any, *others: Any, **named: Any) -> Any:
+        return run(environment, unsafe(value), *others, **named)
+
+    return marked
+
+
+@pass_environment
+def _safe(environment: TracedSandbox, value: Any) -> str:
+    if isinstance(value, TracedText):
+        return safe_text(value)
+    made: str = FILTERS["safe"](environment, plain(value))
+    return made
+
+
+def _of_raw(run: Any) -> Callable[..., Any]:
+    """A test that looks at the type only."""
+    return lambda value: run(raw_of(value) if isinstance(value, Count) else value)
+
+
+def _is_same_as(value: Any, other: Any) -> bool:
+    if trace_of(value) is None and trace_of(other) is None:
+        return value is other
+    if value is None or other is None or isinstance(value, bool) or isinstance(other, bool):
+        return False
+    raise TypeError("sameas asks where in memory a text is: use ==")
 
 
 @pass_environment
@@ -233,7 +317,9 @@ class JinjaEngine:
             "add_generation_prompt": prompt,
         }
         size = sum(len(v) for m in messages for v in m.values() if isinstance(v, str))
-        return written_of(self._program.pieces(context, input_size=size))
+        run = self._program.sandbox.started(size, len(messages))
+        run.trace = trace
+        return written_of(self._program.pieces(context, input_size=size, sandbox=run))
 
     def text(self, messages: Messages, tools: Tools = None, *, prompt: bool = False) -> str:
         """What the template writes."""
@@ -293,12 +379,35 @@ def as_messages(
     """
     found = []
     for message, sound in zip(messages, checked, strict=True):
-        plain = {key: value for key, value in message.items() if key != "train"}
+        plain = {
+            key: value if type(value) in _JSON_TYPES else _as_json(value)
+            for key, value in message.items()
+            if key != "train"
+        }
+        if any(type(key) is not str for key in plain):
+            raise Dropped("bad_message")
         plain["role"], plain["content"] = ROLES[sound.role], sound.text
         if sound.calls:
             plain["tool_calls"] = [_with_arguments(call, arguments) for call in plain["tool_calls"]]
         found.append(plain)
     return with_aliases(found)
+
+
+_JSON_TYPES = frozenset((str, int, float, bool, type(None), list, dict))
+
+
+def _as_json(value: object) -> Any:
+    """Tuples as lists, and other mappings as objects."""
+    try:
+        return json.loads(json.dumps(value, default=_as_dict))
+    except (TypeError, ValueError, RecursionError):
+        raise Dropped("bad_message") from None
+
+
+def _as_dict(value: object) -> dict[str, object]:
+    if is_object(value):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def with_aliases(messages: Messages) -> list[dict[str, Any]]:
@@ -342,6 +451,7 @@ class TemplateFacts:
     end_ids: frozenset[int]  # the special tokens among them: one of these ends a turn
     closing: tuple[int, ...]  # the special tokens that end an assistant's turn
     literals: re.Pattern[str]  # finds texts that become a marker, as its one group
+    overlaps: bool  # whether a text and a marker beside it could make another marker
 
 
 def find_facts(engine: JinjaEngine) -> TemplateFacts:
@@ -386,7 +496,21 @@ def find_facts(engine: JinjaEngine) -> TemplateFacts:
         end_ids=ends,
         closing=_closing(engine, pattern, markers, ends),
         literals=pattern,
+        overlaps=_overlap(literals),
     )
+
+
+def _overlap(literals: Sequence[str]) -> bool:
+    """Whether one literal goes on as another begins, holds another, or begins with one."""
+    starts = {one[:size] for one in literals for size in range(1, len(one) + 1)}
+    sizes = set(map(len, literals))
+    known = set(literals)
+    for one in literals:
+        for at in range(len(one)):
+            inside = any(one[at : at + size] in known for size in sizes if size < len(one))
+            if inside or (at and one[at:] in starts):
+                return True
+    return False
 
 
 def _check_prompt(asked: str, prompt: str, answered: str) -> None:

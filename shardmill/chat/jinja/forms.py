@@ -12,15 +12,15 @@ conversations' tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.chat.jinja.layout import ItemPosition, Layout, TextSection
-from shardmill.chat.jinja.values import NAMES, TracedText, source_of
+from shardmill.chat.jinja.values import NAMES, TracedText, said, source_of
 from shardmill.records import BoolArray, ChatExamples, IntArray, OffsetArray, Ragged
 
 Texts: TypeAlias = tuple[str, ...]
@@ -42,11 +42,40 @@ def _no_ids() -> IntArray:
     return np.empty(0, np.int64)
 
 
+def _write_nothing(messages: object, tools: object) -> None:
+    """Of a form that was not compiled."""
+
+
+class Learnt(NamedTuple):
+    """A form that is not compiled, and its texts as what they were joined from."""
+
+    form: Form
+    texts: list[tuple[str, ...]]
+
+    def said(self) -> Texts:
+        """The texts of the conversation that it was learnt from."""
+        return tuple("".join(map(said, parts)) for parts in self.texts)
+
+    def sources(self) -> list[str]:
+        return [" + ".join(map(source_of, parts)) or "''" for parts in self.texts]
+
+    def compiled(self, guards: Iterable[str]) -> tuple[Form, int] | None:
+        """The form and the characters of its source; None if Python cannot compile that: a text
+        that was changed 300 times has 300 brackets inside each other."""
+        sources = self.sources()
+        guards = list(guards)
+        try:
+            form = replace(self.form, write=compile_write(guards, sources))
+        except (SyntaxError, MemoryError, RecursionError):
+            return None
+        return form, sum(map(len, guards)) + sum(map(len, sources))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Form:
     """How conversations with the same answers are written, or why they are dropped."""
 
-    write: Write  # the texts; None if an answer differs
+    write: Write = _write_nothing  # the texts; None if an answer differs
     reason: str | None = None
     # Written and encoded as one text, where a tokenizer does not encode sections apart.
     is_whole: bool = False
@@ -79,22 +108,22 @@ def compile_write(guards: Iterable[str], texts: Sequence[str]) -> Write:
     return found
 
 
-def dropped_form(guards: Iterable[str], reason: str) -> Form:
-    return Form(write=compile_write(guards, ()), reason=reason)
+def dropped_form(reason: str) -> Learnt:
+    return Learnt(Form(reason=reason), [])
 
 
-def make_form(guards: Iterable[str], layout: Layout, encode: Encode) -> Form:
+def make_form(layout: Layout, encode: Encode) -> Learnt:
     """The form of a layout. encode: the ids of texts, each encoded apart."""
     fixed: list[IntArray] = []
     num_fixed = 0
     before: list[int] = []
-    texts: list[str] = []
+    texts: list[tuple[str, ...]] = []
     where: list[tuple[int, int]] = []  # of each item: fixed tokens and texts before it
     for item in layout.items:
         where.append((num_fixed, len(texts)))
         if isinstance(item, TextSection) and not item.is_fixed:
             before.append(num_fixed)
-            texts.append(item.source())
+            texts.append(item.fragments)
             continue
         if isinstance(item, TextSection):
             ids = encode(["".join(item.fragments)])[0]
@@ -107,21 +136,20 @@ def make_form(guards: Iterable[str], layout: Layout, encode: Encode) -> Form:
     inside = np.zeros(len(positions), np.int64)
     prefixes: list[tuple[int, IntArray]] = []
     own: list[tuple[int, int, int]] = []
-    extra: list[str] = []
+    extra: list[tuple[str, ...]] = []
     for number, position in enumerate(positions):
         if not position.prefix:
             continue
         text = where[position.item][1]
         if any(isinstance(part, TracedText) for part in position.prefix):
             own.append((number, text, len(extra)))
-            extra.append(" + ".join(map(source_of, position.prefix)))
+            extra.append(position.prefix)
             continue
         ids = np.asarray(encode(["".join(position.prefix)])[0], np.int64)
         inside[number] = len(ids)
         prefixes.append((_text_or_fixed(layout, position, text, ids, encode), ids))
     in_texts = [(text, ids) for text, ids in prefixes if text >= 0]
-    return Form(
-        write=compile_write(guards, [*texts, *extra]),
+    form = Form(
         fixed=np.concatenate([np.empty(0, np.int64), *fixed]),
         fixed_before=np.array(before, np.int64),
         bounds=Bounds(
@@ -139,30 +167,75 @@ def make_form(guards: Iterable[str], layout: Layout, encode: Encode) -> Form:
         ),
         own_prefixes=tuple((number, text, len(texts) + at) for number, text, at in own),
     )
+    return Learnt(form, [*texts, *extra])
 
 
-def make_whole_form(guards: Iterable[str], layout: Layout) -> Form:
+def make_whole_form(layout: Layout) -> Learnt:
     """The same where everything is one text, and positions are found with prefixes of it."""
     literal = {number: text for text, number in layout.markers.items()}
-    parts = [
-        [repr(literal[item])] if isinstance(item, int) else list(map(source_of, item.fragments))
-        for item in layout.items
-    ]
+    parts = [(literal[item],) if isinstance(item, int) else item.fragments for item in layout.items]
     positions = [*layout.turn_starts, *(end for span in layout.trained for end in span)]
-    texts = [" + ".join(source for item in parts for source in item)]
+    texts = [tuple(part for item in parts for part in item)]
     for position in positions:
-        before = [source for item in parts[: position.item] for source in item]
-        before += map(source_of, position.prefix)
-        texts.append(" + ".join(before) or "''")
+        before = [part for item in parts[: position.item] for part in item]
+        texts.append((*before, *position.prefix))
     zeros = np.zeros(len(positions), np.int64)
-    return Form(
-        write=compile_write(guards, texts),
+    form = Form(
         is_whole=True,
         markers=np.array([item for item in layout.items if isinstance(item, int)], np.int64),
         fixed_before=np.zeros(1, np.int64),
         bounds=Bounds(fixed=zeros, texts=zeros, inside=zeros),
         roles=np.array(layout.turn_roles, np.uint8),
         own_prefixes=tuple((number, 0, number + 1) for number in range(len(positions))),
+    )
+    return Learnt(form, texts)
+
+
+_EDGES = ("", "a", " ", " a", "a ", "  a", "\n", "\na", "a\n", "a\n\n", "\ta", "A.", "1", "e\u0301")
+
+
+class Neighbours(NamedTuple):
+    """What is beside a text that a tokenizer encodes apart: markers ("" at the ends of a
+    conversation), and literals at its own ends."""
+
+    marker_before: str
+    start: str
+    stop: str
+    marker_after: str
+
+
+def neighbours(layout: Layout) -> set[Neighbours]:
+    literal = {number: text for text, number in layout.markers.items()}
+    names = [literal[item] if isinstance(item, int) else "" for item in layout.items]
+    return {
+        Neighbours(before, *_ends_of(item), after)
+        for before, item, after in zip(["", *names], layout.items, [*names[1:], ""], strict=False)
+        if isinstance(item, TextSection) and not item.is_fixed
+    }
+
+
+def _ends_of(section: TextSection) -> tuple[str, str]:
+    first, last = section.fragments[0], section.fragments[-1]
+    return (
+        "" if isinstance(first, TracedText) else first,
+        "" if isinstance(last, TracedText) else last,
+    )
+
+
+def encodes_apart(
+    around: Neighbours, markers: Mapping[str, int], whole: Encode, apart: Encode
+) -> bool:
+    """Whether a text between these is encoded the same alone and between them, whatever blanks it
+    begins or ends with: a marker may take the blanks beside it, and some tokenizers write a blank
+    before the first word only."""
+    texts = [around.start + text + around.stop for text in _EDGES]
+    between = whole([around.marker_before + text + around.marker_after for text in texts])
+    alone = apart(texts)
+    before = [markers[name] for name in (around.marker_before,) if name]
+    after = [markers[name] for name in (around.marker_after,) if name]
+    return all(
+        between[number].tolist() == [*before, *alone[number].tolist(), *after]
+        for number in range(len(texts))
     )
 
 

@@ -183,10 +183,14 @@ class Items:
         return ItemPosition(len(self.items))
 
     def cut(self, position: ItemPosition) -> Cut:
-        """Where an item starts. For positions without a prefix."""
-        if position.item < len(self.items):
+        """The inverse of `position`."""
+        if position.item == len(self.items):
+            return (sys.maxsize, 0)
+        if not position.prefix:
             return self._cuts[position.item][0][0]
-        return (sys.maxsize, 0)
+        (piece, at), _ = self._cuts[position.item][len(position.prefix) - 1]
+        last = position.prefix[-1]
+        return (piece + 1, 0) if isinstance(last, TracedText) else (piece, at + len(last))
 
     def fragments(self, start: ItemPosition, stop: ItemPosition) -> list[str]:
         """What is in the sections from one position to another."""
@@ -355,6 +359,7 @@ def lay_out(talk: Talk, rules: Rules) -> Layout:
                 ]
                 if not found:
                     raise Dropped("mask_disagrees")
+                _check_own(items, turn, found, roles)
                 run, _ = end_of_turn(items, *bounds, rules)
                 spans += [
                     TrainedSpan(one, two if rules.train_ends else min(two, run))
@@ -366,6 +371,7 @@ def lay_out(talk: Talk, rules: Rules) -> Layout:
                 run, after = end_of_turn(items, words, bounds[1], rules)
                 _check_same_when_last(talk, whole, items, turn, after)
                 found = [(words, run)]
+                _check_own(items, turn, [(words, after)], roles)
                 spans.append(TrainedSpan(words, after if rules.train_ends else run))
         is_needed = bool(is_trained.all()) or roles[turn.messages[-1]] != ASSISTANT
         _check_turn(talk, items, turn, bounds, found, is_needed)
@@ -431,6 +437,29 @@ def _start_of_words(
             raise Dropped("prompt_changes")
         return items.position(cut, before_marker=True)
     return items.position(cut)
+
+
+_STRINGS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_NAMES = re.compile(r"\bm\[(\d+)\]|\b(m|t)\b")
+
+
+def _check_own(
+    items: Items,
+    turn: Turn,
+    parts: Sequence[tuple[ItemPosition, ItemPosition]],
+    roles: Sequence[int],
+) -> None:
+    """What is trained comes from the turn's own messages, and no field of an answer twice."""
+    whole: list[str] = []
+    for text in (text for part in parts for text in items.texts(*part)):
+        for number, other in _NAMES.findall(_STRINGS.sub("''", text._source)):
+            if int(number) not in turn.messages if number else other == "m":
+                raise Dropped("trains_others")
+            if other == "t" and roles[turn.messages[-1]] == ASSISTANT:
+                raise Dropped("trains_others")
+        whole += [text._origin] if text._origin else []
+    if len(set(whole)) < len(whole):
+        raise Dropped("content_changed")
 
 
 def _check_same_when_last(

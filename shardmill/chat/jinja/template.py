@@ -41,15 +41,19 @@ from shardmill.chat.jinja.engine import (
 )
 from shardmill.chat.jinja.forms import (
     Form,
+    Learnt,
+    Neighbours,
     Texts,
     TokensMerge,
     assemble,
     dropped_form,
+    encodes_apart,
     make_form,
     make_whole_form,
+    neighbours,
 )
 from shardmill.chat.jinja.layout import Layout, Rules, Talk, Written, lay_out
-from shardmill.chat.jinja.values import Trace, shape_of, source_of
+from shardmill.chat.jinja.values import MAX_ASKED, Trace, shape_of, source_of
 from shardmill.chat.policy import (
     ASSISTANT,
     CheckedMessage,
@@ -59,6 +63,7 @@ from shardmill.chat.policy import (
     check_messages,
     check_tools,
     has_bytes,
+    special_in_text,
     trained_messages,
 )
 from shardmill.errors import OptionError, TemplateError
@@ -77,6 +82,7 @@ from shardmill.records import (
 _RULES = 2  # increased when the same template would give other ids or another mask
 _WATCHED = 128  # one of so many conversations is also written by transformers
 _MAX_FORMS, _MAX_FORMS_OF_A_SHAPE = 4096, 32  # kept; where every text has its own, none helps
+_MAX_SOURCES = 2**25  # characters of the sources of all kept forms; compiled, about 10 bytes each
 
 
 @dataclass(slots=True)
@@ -115,6 +121,10 @@ class _LaidOut(NamedTuple):
 class _Forms(dict[object, list[Form]]):
     """Forms by the shape of conversations. They are functions, so another process starts anew."""
 
+    def __init__(self) -> None:
+        self.count = self.size = 0  # forms, and characters of their sources
+        self.apart: dict[Neighbours, bool] = {}  # whether texts between these are encoded apart
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _Forms, ()
 
@@ -140,7 +150,7 @@ class JinjaTemplate:
         return self.facts.closing
 
     def with_encoder(self, encoder: Encoder) -> JinjaTemplate:
-        return replace(self, encoder=encoder)
+        return replace(self, encoder=encoder, forms=_Forms())
 
     def describe(self) -> dict[str, JSON]:
         engine = self.engine
@@ -211,7 +221,8 @@ class JinjaTemplate:
         reasons: dict[int, str],
     ) -> tuple[IntArray, ChatExamples]:
         """The examples, and the positions of their conversations."""
-        made = assemble(waiting.forms, encode(waiting.texts), waiting.num_texts)
+        encoded = encode(waiting.texts)
+        made = assemble(waiting.forms, encoded, waiting.num_texts)
         usable = ~made.merges & (made.num_trained > 0)
         if waiting.forms[0].is_whole:
             markers = np.array(sorted(self.marker_ids), np.int64)
@@ -220,6 +231,12 @@ class JinjaTemplate:
                 if not np.array_equal(ids[np.isin(ids, markers)], form.markers):
                     reasons[waiting.at[number]] = "special_in_text"
                     usable[number] = False
+        else:
+            # The literals of markers were looked for; a tokenizer may know other spellings.
+            evil = special_in_text(encoded, self.marker_ids)
+            for number in np.repeat(np.arange(len(waiting.at)), waiting.num_texts)[evil].tolist():
+                reasons[waiting.at[number]] = "special_in_text"
+                usable[number] = False
         for number in np.flatnonzero(~usable).tolist():
             reason = "tokens_merge" if made.merges[number] else "nothing_trained"
             reasons.setdefault(waiting.at[number], reason)
@@ -230,12 +247,14 @@ class JinjaTemplate:
         messages, flags, checked = self._messages(conversation)
         tools = conversation.tools or None
         if tools is not None:
-            check_tools(tools)
+            sound = check_tools(tools)
+            if type(tools) is not list or any(type(tool) is not dict for tool in tools):
+                tools = list(map(json.loads, sound))
         shape = (policy, flags, shape_of(messages, tools))
         for form in self.forms.get(shape, ()):
             try:
                 texts = form.write(messages, tools)
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
                 continue  # what it asks cannot be asked here
             if texts is not None:
                 break
@@ -243,15 +262,19 @@ class JinjaTemplate:
             form, texts = self._learn(messages, tools, checked, policy, shape)
         if form.reason is not None:
             raise Dropped(form.reason)
-        if form.is_whole:
-            evil = len(self.facts.literals.findall(texts[0])) != len(form.markers)
-        else:
-            evil = self.facts.literals.search("\0".join(texts)) is not None
-        if evil:
+        if checked is not None and not all(map(has_bytes, texts)):
+            raise Dropped("invalid_unicode")
+        if self._holds_markers(form, texts):
             raise Dropped("special_in_text")
         if texts and zlib.crc32(texts[-1].encode()) % _WATCHED == 0:
             self._watch(messages, tools, form, texts)
         return form, texts
+
+    def _holds_markers(self, form: Form, texts: Texts) -> bool:
+        """Whether a text would become a marker."""
+        if form.is_whole:
+            return len(self.facts.literals.findall(texts[0])) != len(form.markers)
+        return self.facts.literals.search("\0".join(texts)) is not None
 
     def _watch(self, messages: Messages, tools: Tools, form: Form, texts: Texts) -> None:
         """Compare with transformers."""
@@ -311,39 +334,78 @@ class JinjaTemplate:
         if not trained.any():
             said = any(message.role == ASSISTANT for message in checked)
             raise Dropped("nothing_trained" if said else "no_assistant")
-        outside = [{key: part for key, part in one.items() if key != "role"} for one in messages]
-        if any(map(self.facts.literals.search, _texts_in([outside, tools]))):
-            raise Dropped("special_in_text")
         seen, blind = (
             self._lay_out(Trace(blind=blind), messages, tools, checked, trained, policy)
             for blind in (False, True)
         )
-        form = self._form(seen)
-        texts = form.write(messages, tools)
-        assert texts is not None, "a form writes the conversation that it was learnt from"
-        if form.reason is None:
-            wanted = self.engine.of_transformers(messages, tools)
-            if not np.array_equal(self._ids(form, texts), wanted):
-                assert not isinstance(seen.found, str)
-                form = make_whole_form(seen.trace.guards, seen.found)
-                texts = form.write(messages, tools)
-                assert texts is not None
-                if not np.array_equal(self._ids(form, texts), wanted):
-                    raise Dropped("not_reproduced")
-        is_known = seen.trace.guards == blind.trace.guards and seen.sources() == blind.sources()
-        if is_known and sum(map(len, self.forms.values())) < _MAX_FORMS:
-            known = self.forms.setdefault(shape, [])
-            if len(known) < _MAX_FORMS_OF_A_SHAPE:
-                known.append(form)
-        return form, texts
+        is_known = seen.trace.size < MAX_ASKED
+        is_known = is_known and seen.trace.guards == blind.trace.guards
+        is_known = is_known and seen.sources() == blind.sources()
+        learnt = self._form(seen, messages, tools, is_known=is_known)
+        if is_known:
+            self._keep(learnt, seen.trace, messages, tools, shape)
+        return learnt.form, learnt.said()
 
-    def _form(self, laid: _LaidOut) -> Form:
+    def _keep(
+        self, learnt: Learnt, trace: Trace, messages: Messages, tools: Tools, shape: object
+    ) -> None:
+        """Use the form for later conversations, if there is room."""
+        known = self.forms.get(shape, ())
+        if len(known) == _MAX_FORMS_OF_A_SHAPE or self.forms.count == _MAX_FORMS:
+            return
+        found = learnt.compiled(trace.guards)
+        if found is None or self.forms.size + found[1] > _MAX_SOURCES:
+            return
+        form, size = found
+        assert form.write(messages, tools) == learnt.said(), "a form writes what it was learnt from"
+        self.forms.setdefault(shape, []).append(form)
+        self.forms.count += 1
+        self.forms.size += size
+
+    def _form(self, laid: _LaidOut, messages: Messages, tools: Tools, *, is_known: bool) -> Learnt:
+        """How the conversation is written; Dropped if transformers writes it in another way."""
         if isinstance(laid.found, str):
-            return dropped_form(laid.trace.guards, laid.found)
+            return dropped_form(laid.found)
         try:
-            return make_form(laid.trace.guards, laid.found, self.encoder.encode_batch)
+            apart = make_form(laid.found, self.encoder.encode_batch)
         except TokensMerge:
-            return dropped_form(laid.trace.guards, "tokens_merge")
+            return dropped_form("tokens_merge")
+        texts = apart.said()
+        if not all(map(has_bytes, texts)):
+            raise Dropped("invalid_unicode")
+        if self._holds_markers(apart.form, texts):
+            raise Dropped("special_in_text")
+        try:
+            wanted = self.engine.of_transformers(messages, tools)
+        except TemplateError:
+            raise Dropped("not_reproduced") from None
+        is_apart = np.array_equal(self._ids(apart.form, texts), wanted)
+        if is_apart and (not is_known or self._encodes_apart(laid.found)):
+            return apart
+        whole = make_whole_form(laid.found)
+        texts = whole.said()
+        if self._holds_markers(whole.form, texts):
+            raise Dropped("special_in_text")
+        if not np.array_equal(self._ids(whole.form, texts), wanted):
+            raise Dropped("not_reproduced")
+        return whole
+
+    def _encodes_apart(self, layout: Layout) -> bool:
+        """Whether the tokenizer encodes every text of such conversations by itself."""
+        if self.facts.overlaps:
+            return False
+        proved = self.forms.apart
+        for around in neighbours(layout):
+            if around not in proved:
+                proved[around] = encodes_apart(
+                    around,
+                    self.facts.markers,
+                    self.engine.encode_batch,
+                    self.encoder.encode_batch,
+                )
+            if not proved[around]:
+                return False
+        return True
 
     def _lay_out(
         self,

@@ -20,11 +20,24 @@ this one. Names of attributes start with an underscore, which no template can re
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from shardmill.errors import missing_extra
+
+try:
+    from markupsafe import Markup
+except ImportError as missing:
+    raise missing_extra("jinja2", "hub") from missing
+
 PLACEHOLDER = "\ue000"
 """What every text of a trace with `blind=True` consists of."""
+
+
+MAX_ASKED = 2**22
+"""Characters of all questions of a trace. A text that grows with each message is asked about whole:
+2,000 messages can make 100 million characters of questions."""
 
 
 def to_json(
@@ -49,6 +62,7 @@ NAMES: dict[str, Any] = {
     "json": to_json,
     "len": len,
     "list": list,
+    "repr": repr,
     "tuple": tuple,
     "type": type,
 }
@@ -58,20 +72,32 @@ NAMES: dict[str, Any] = {
 class Trace:
     """What one or more renderings of a conversation asked about its texts.
 
-    blind: texts hold placeholders, while every recorded question is answered truthfully. A blind
-    rendering that writes and asks the same as a seeing one has read texts in recorded ways only.
+    blind: texts hold placeholders, and lists and objects nothing, while every recorded question is
+    answered truthfully. A blind rendering that writes and asks the same as a seeing one has read
+    them in recorded ways only.
     """
 
     def __init__(self, *, blind: bool = False) -> None:
         self.blind = blind
         self.guards: dict[str, None] = {}  # sources that are true, in the order of asking
+        self.size = 0  # characters asked; from MAX_ASKED on, nothing is kept
+
+    def _note(self, guard: str) -> None:
+        self.size += len(guard)
+        if self.size < MAX_ASKED:
+            self.guards[guard] = None
 
     def ask(self, source: str, answer: bool) -> bool:
-        self.guards[source if answer else f"not ({source})"] = None
+        self._note(source if answer else f"not ({source})")
         return answer
 
     def pin(self, source: str, value: Any) -> None:
-        self.guards[f"({source}) == {value!r}"] = None
+        """The value is this one. 1, 1.0 and True are equal, as are objects in another order, and
+        each is written in its own way; so are 0.0 and -0.0."""
+        if isinstance(value, str) or type(value) is int:
+            self._note(f"({source}) == {literal(value)}")
+        else:
+            self._note(f"repr({source}) == {repr(value)!r}")
 
     def text(self, source: str, said: str, origin: str | None = None) -> TracedText:
         """A text that came from `source`. origin: the field that it is, perhaps stripped."""
@@ -80,30 +106,22 @@ class Trace:
     def child(self, source: str, value: Any) -> Any:
         """A value inside a message or tool, traced."""
         if type(value) is str:
-            self.guards[f"type({source}) is type('')"] = None
+            self._note(f"type({source}) is type('')")
             return self.text(source, value, source)
         if type(value) is dict:
-            self.guards[f"type({source}) is dict"] = None
+            self._note(f"type({source}) is dict")
             return TracedDict(self, source, value)
         if type(value) is list:
-            self.guards[f"type({source}) is list"] = None
+            self._note(f"type({source}) is list")
             return TracedList(self, source, value)
         if value is None or type(value) is bool:
-            self.guards[f"({source}) is {value!r}"] = None
-        else:
-            self.guards[f"type({source}) is {type(value).__name__}"] = None
+            self._note(f"({source}) is {value!r}")
+        elif type(value) in (int, float):
+            self._note(f"type({source}) is {type(value).__name__}")
             self.pin(source, value)
+        else:
+            raise TypeError(f"a {type(value).__name__} in a message or tool: wanted plain JSON")
         return value
-
-
-class _NoTrace(Trace):
-    """Of texts in which nothing is of a conversation: the answers are always the same."""
-
-    def ask(self, source: str, answer: bool) -> bool:  # noqa: ARG002
-        return answer
-
-    def pin(self, source: str, value: Any) -> None:  # noqa: ARG002
-        return None
 
 
 class Message(dict[str, Any]):
@@ -113,12 +131,26 @@ class Message(dict[str, Any]):
     __slots__ = ("_index",)
     _index: int
 
+    def __eq__(self, other: object) -> bool:
+        # dict.__eq__ would look into an object behind its back.
+        return (
+            bool(plain(self) == plain(other))
+            if isinstance(other, TracedDict)
+            else dict.__eq__(self, other)
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None
+
 
 class Mark(str):
     """Nothing, written where the template starts with a message in a loop."""
 
-    __slots__ = ("_index",)
+    __slots__ = ("_index", "_trace")
     _index: int
+    _trace: Trace
 
     def __str__(self) -> str:
         return self
@@ -127,22 +159,23 @@ class Mark(str):
 class Edge(str):
     """Nothing, written where a generation block opens or closes."""
 
-    __slots__ = ("_opens",)
+    __slots__ = ("_opens", "_trace")
     _opens: bool
+    _trace: Trace
 
     def __str__(self) -> str:
         return self
 
 
-def mark(index: int) -> Mark:
+def mark(trace: Trace, index: int) -> Mark:
     found = Mark()
-    found._index = index
+    found._trace, found._index = trace, index
     return found
 
 
-def edge(opens: bool) -> Edge:
+def edge(trace: Trace, opens: bool) -> Edge:
     found = Edge()
-    found._opens = opens
+    found._trace, found._opens = trace, opens
     return found
 
 
@@ -172,7 +205,8 @@ class TracedText(str):
         origin: str | None = None,
         parts: tuple[Part, ...] | None = None,
     ) -> TracedText:
-        found = super().__new__(cls, PLACEHOLDER * len(said) if trace.blind else said)
+        # One more than the text has: a text may be empty, or look like placeholders itself.
+        found = super().__new__(cls, PLACEHOLDER * (len(said) + 1) if trace.blind else said)
         found._trace, found._source, found._said = trace, source, said
         found._origin, found._parts = origin, parts
         return found
@@ -229,6 +263,7 @@ class TracedText(str):
             written = ":".join("" if one is None else repr(one) for one in edges)
             return self._trace.text(f"{self._source}[{written}]", self._said[slice(*edges)])
         at = plain(at)
+        _ask_if_outside(self._trace, self._source, len(self._said), at)
         return self._trace.text(f"{self._source}[{at!r}]", self._said[at])
 
     def __add__(self, other: str) -> str:
@@ -270,10 +305,10 @@ class TracedText(str):
         return _pieces(self, "splitlines", keepends)
 
     def partition(self, sep: str) -> Any:
-        return _pieces(self, "partition", sep)
+        return _thirds(self, "partition", sep)
 
     def rpartition(self, sep: str) -> Any:
-        return _pieces(self, "rpartition", sep)
+        return _thirds(self, "rpartition", sep)
 
     def join(self, values: Iterable[Any]) -> str:
         parts: list[str] = []
@@ -283,6 +318,29 @@ class TracedText(str):
 
     def format(self, *values: Any, **named: Any) -> str:
         return plain(self).format(*plain(values), **plain(named))  # type: ignore[no-any-return]
+
+
+class SafeText(TracedText):
+    """A text of the conversation after the `safe` filter. As Jinja's Markup it is an ordinary text
+    where it is written, and changes what is added to it; the sandbox pins it for anything else."""
+
+    __slots__ = ()
+
+
+def safe_text(text: TracedText) -> SafeText:
+    parts = text._parts or (text,)
+    return SafeText(text._trace, text._source, text._said, origin=text._origin, parts=parts)
+
+
+def unsafe(value: Any) -> Any:
+    """Markup for what only stands for one."""
+    return plain(value) if isinstance(value, SafeText) else value
+
+
+def _ask_if_outside(trace: Trace, source: str, size: int, at: object) -> None:
+    """Whether there is no such item, which a template can see."""
+    if isinstance(at, int) and not -size <= at < size:
+        trace.ask(f"len({source}) <= {at!r}" if at >= 0 else f"len({source}) < {-at!r}", True)
 
 
 def _changed(name: str) -> Callable[..., str]:
@@ -366,7 +424,8 @@ def _stripped(text: str, name: str, chars: str | None) -> str:
     chars = None if chars is None else said(chars)
     if text._parts is None:
         made = getattr(text._said, name)(chars)
-        return text._trace.text(f"{text._source}.{name}({written})", made, text._origin)
+        origin = None if chars and chars.strip() else text._origin  # more than blanks is words
+        return text._trace.text(f"{text._source}.{name}({written})", made, origin)
     parts = list(text._parts if name == "lstrip" else reversed(text._parts))
     empty: list[Part] = []
     while parts:
@@ -388,6 +447,12 @@ def _pieces(text: TracedText, name: str, *values: Any) -> Any:
     return TracedList(text._trace, f"list({text._source}.{name}({written}))", made)
 
 
+def _thirds(text: TracedText, name: str, sep: str) -> Any:
+    source = f"{text._source}.{name}({source_of(sep)})"
+    made = getattr(text._said, name)(said(sep))
+    return tuple(text._trace.text(f"{source}[{at}]", part) for at, part in enumerate(made))
+
+
 def joined(values: Iterable[Any]) -> str:
     """The values as one text that keeps its parts."""
     parts: list[Part] = []
@@ -397,16 +462,19 @@ def joined(values: Iterable[Any]) -> str:
             trace = value._trace
             for part in value._parts or (value,):
                 _append(parts, part)
+        elif isinstance(value, Mark | Edge):
+            trace = value._trace
+            parts.append(value)
         else:
-            _append(parts, value if isinstance(value, Mark | Edge) else str.__str__(value))
-    if trace is None and not any(isinstance(part, Mark | Edge) for part in parts):
+            _append(parts, str.__str__(value))
+    if trace is None:
         return "".join(parts)
     spoken = "".join(map(said, parts))
     if len(parts) == 1 and isinstance(parts[0], TracedText):
         return parts[0]
     sources = [source_of(part) for part in parts if not isinstance(part, Mark | Edge)]
     source = f"({' + '.join(sources)})" if sources else "''"
-    return TracedText(trace or _NO_TRACE, source, spoken, parts=tuple(parts))
+    return TracedText(trace, source, spoken, parts=tuple(parts))
 
 
 def _append(parts: list[Part], part: Part) -> None:
@@ -420,20 +488,18 @@ def _append(parts: list[Part], part: Part) -> None:
         parts.append(part)
 
 
-_NO_TRACE = _NoTrace()
-
-
 class TracedList(list[Any]):
     """A list of the conversation, such as tool calls, or one that was made from a text."""
 
-    __slots__ = ("_source", "_trace")
+    __slots__ = ("_raw", "_source", "_trace")
 
     def __init__(self, trace: Trace, source: str, values: Sequence[Any]) -> None:
-        super().__init__(values)
-        self._trace, self._source = trace, source
+        super().__init__(() if trace.blind else values)
+        self._trace, self._source, self._raw = trace, source, list(values)
 
     def _item(self, at: int) -> Any:
-        return self._trace.child(f"{self._source}[{at}]", list.__getitem__(self, at))
+        _ask_if_outside(self._trace, self._source, len(self._raw), at)
+        return self._trace.child(f"{self._source}[{at}]", self._raw[at])
 
     def __getitem__(self, at: Any) -> Any:
         at = plain(at)
@@ -442,12 +508,12 @@ class TracedList(list[Any]):
         return self._item(at)
 
     def __len__(self) -> int:
-        size = list.__len__(self)
+        size = len(self._raw)
         self._trace.pin(f"len({self._source})", size)
         return size
 
     def __bool__(self) -> bool:
-        return self._trace.ask(f"bool({self._source})", list.__len__(self) > 0)
+        return self._trace.ask(f"bool({self._source})", len(self._raw) > 0)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._item, range(len(self)))
@@ -495,27 +561,27 @@ class TracedList(list[Any]):
 class TracedDict(dict[str, Any]):
     """An object of the conversation, such as the arguments of a tool call."""
 
-    __slots__ = ("_source", "_trace")
+    __slots__ = ("_raw", "_source", "_trace")
 
     def __init__(self, trace: Trace, source: str, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self._trace, self._source = trace, source
+        super().__init__({} if trace.blind else values)
+        self._trace, self._source, self._raw = trace, source, dict(values)
 
     def __contains__(self, key: object) -> bool:
         key = plain(key)
-        return self._trace.ask(f"{key!r} in {self._source}", dict.__contains__(self, key))
+        return self._trace.ask(f"{source_of(key)} in {self._source}", key in self._raw)
 
     def __getitem__(self, key: Any) -> Any:
         key = plain(key)
         if key not in self:
             raise KeyError(key)
-        return self._trace.child(f"{self._source}[{key!r}]", dict.__getitem__(self, key))
+        return self._trace.child(f"{self._source}[{source_of(key)}]", self._raw[key])
 
     def get(self, key: Any, default: Any = None) -> Any:
         return self[key] if key in self else default  # noqa: SIM401 - `in` asks
 
     def __iter__(self) -> Iterator[str]:
-        keys = list(dict.keys(self))
+        keys = list(self._raw)
         self._trace.pin(f"tuple({self._source})", tuple(keys))
         return iter(keys)
 
@@ -535,12 +601,12 @@ class TracedDict(dict[str, Any]):
         return dict(self.items())
 
     def __len__(self) -> int:
-        size = dict.__len__(self)
+        size = len(self._raw)
         self._trace.pin(f"len({self._source})", size)
         return size
 
     def __bool__(self) -> bool:
-        return self._trace.ask(f"bool({self._source})", dict.__len__(self) > 0)
+        return self._trace.ask(f"bool({self._source})", len(self._raw) > 0)
 
     def __eq__(self, other: object) -> bool:
         return bool(plain(self) == plain(other))
@@ -590,7 +656,7 @@ def _compared(name: str, sign: str) -> Callable[[Count, Any], bool]:
         answer = getattr(self._value, name)(other)
         if answer is NotImplemented:
             return answer  # type: ignore[no-any-return]
-        return self._trace.ask(f"{self._source} {sign} {other!r}", answer)
+        return self._trace.ask(f"{self._source} {sign} {literal(other)}", answer)
 
     return method
 
@@ -621,7 +687,13 @@ for _name in (
     "rtruediv",
     "mod",
     "rmod",
+    "pow",
+    "rpow",
     "neg",
+    "pos",
+    "abs",
+    "float",
+    "round",
 ):
     setattr(Count, f"__{_name}__", _computed(f"__{_name}__"))
 
@@ -637,18 +709,13 @@ def plain(value: Any) -> Any:
     """The value without traces; a traced one is pinned."""
     if isinstance(value, TracedText):
         value._trace.pin(value._source, value._said)
-        return value._said
+        return Markup(value._said) if isinstance(value, SafeText) else value._said
     if isinstance(value, Count):
         value._trace.pin(value._source, value._value)
         return value._value
-    if isinstance(value, TracedList):
-        raw: Any = list(list.__iter__(value))
-        value._trace.pin(value._source, raw)
-        return raw
-    if isinstance(value, TracedDict):
-        raw = dict(dict.items(value))
-        value._trace.pin(value._source, raw)
-        return raw
+    if isinstance(value, TracedList | TracedDict):
+        value._trace.pin(value._source, value._raw)
+        return value._raw.copy()
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     if isinstance(value, dict):
@@ -667,13 +734,26 @@ def raw_of(value: Any) -> Any:
     """Any value without its traces; nothing is asked."""
     if isinstance(value, TracedText | Count):
         return said(value)
+    if isinstance(value, TracedList | TracedDict):
+        return value._raw
     if isinstance(value, list):
-        return [raw_of(part) for part in list.__iter__(value)]
+        return list(map(raw_of, value))
     if isinstance(value, tuple):
         return tuple(map(raw_of, value))
     if isinstance(value, dict):
-        return {raw_of(key): raw_of(part) for key, part in dict.items(value)}
+        return {raw_of(key): raw_of(part) for key, part in value.items()}
     return value
+
+
+def literal(value: Any) -> str:
+    """Python that makes a text or number again."""
+    if isinstance(value, str):
+        return repr(str.__str__(value))  # Markup is a text like any other where it is read
+    if type(value) is float and not math.isfinite(value):
+        return f"float({repr(value)!r})"
+    if value is None or type(value) in (bool, int, float):
+        return repr(value)
+    raise TypeError(f"a {type(value).__name__} beside texts of the conversation")
 
 
 def source_of(value: Any) -> str:
@@ -689,7 +769,7 @@ def source_of(value: Any) -> str:
     if isinstance(value, dict):
         pairs = (f"{source_of(key)}: {source_of(part)}" for key, part in value.items())
         return f"{{{', '.join(pairs)}}}"
-    return repr(value)
+    return literal(value)
 
 
 def trace_of(value: Any) -> Trace | None:
@@ -699,7 +779,7 @@ def trace_of(value: Any) -> Trace | None:
     if isinstance(value, list | tuple):
         return next((found for part in value if (found := trace_of(part)) is not None), None)
     if isinstance(value, dict):
-        parts = dict.values(value)
+        parts = value.values()
         return next((found for part in parts if (found := trace_of(part)) is not None), None)
     return None
 
@@ -708,7 +788,7 @@ def traced_json(value: Any, made: str, options: Mapping[str, Any]) -> str:
     """What `tojson` made of a value with traces. A text or object is not looked into."""
     trace = trace_of(value)
     assert trace is not None
-    written = "".join(f", {name}={option!r}" for name, option in options.items())
+    written = "".join(f", {name}={source_of(option)}" for name, option in options.items())
     origin = value._origin if isinstance(value, TracedText) else None
     return trace.text(f"json({source_of(value)}{written})", made, origin)
 
@@ -747,7 +827,7 @@ def shape_of(messages: Sequence[Mapping[str, Any]], tools: object) -> tuple[obje
     values that are neither texts nor lists nor objects."""
     shape: list[object] = [tools is None]
     for message in messages:
-        if len(message) == 2 and type(message["content"]) is str:
+        if len(message) == 2 and type(message["content"]) is str and next(iter(message)) == "role":
             shape.append(message["role"])
         else:
             shape.append(tuple(_field_shape(*field) for field in message.items()))
@@ -757,4 +837,4 @@ def shape_of(messages: Sequence[Mapping[str, Any]], tools: object) -> tuple[obje
 def _field_shape(key: str, value: Any) -> tuple[object, ...]:
     if key != "role" and type(value) in (str, list, dict):
         return (key, type(value))
-    return (key, type(value), value)
+    return (key, type(value), repr(value) if type(value) is float else value)  # 0.0 is not -0.0
