@@ -105,7 +105,9 @@ class Options:
         return less if self.train_on_eot else [*less, replace(self, train_on_eot=True)]
 
     def __str__(self) -> str:
-        flags = [f"--template-var {key}={json.dumps(self.variables[key])}" for key in self.variables]
+        flags = [
+            f"--template-var {key}={json.dumps(self.variables[key])}" for key in self.variables
+        ]
         flags += [f"--template-date {DATE}"] if self.date else []
         flags += ["--any-prompt"] if self.any_prompt else []
         flags += ["--fan-out"] if self.fan_out else []
@@ -116,20 +118,27 @@ class Options:
 NO_THINKING = {"enable_thinking": False}
 NEEDS: dict[str, Options] = {
     "llama.cpp/GLM-4.6": Options(train_on_eot=False),
+    "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506": Options(date=True),
     "llama.cpp/Qwen-QwQ-32B": Options(any_prompt=True, fan_out=True),
     "llama.cpp/Qwen-Qwen3-0.6B": Options(fan_out=True),
     "llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": Options(any_prompt=True),
     "llama.cpp/google-gemma-4-31B-it": Options(any_prompt=True),
-    "llama.cpp/openai-gpt-oss-120b": Options(fan_out=True),
+    "llama.cpp/meta-llama-Llama-3.2-3B-Instruct": Options(date=True),
+    "llama.cpp/openai-gpt-oss-120b": Options(date=True, fan_out=True),
     "trl/deepseekv3": Options(any_prompt=True),
     "trl/glm4moe": Options(train_on_eot=False),
-    "trl/gptoss": Options(fan_out=True),
+    "trl/gptoss": Options(date=True, fan_out=True),
+    "trl/gptoss_training": Options(date=True),
+    "trl/llama3_2": Options(date=True),
     "trl/nemotron_3_nano": Options(variables=NO_THINKING, fan_out=True),
     "trl/qwen3": Options(fan_out=True),
     "trl/qwen3_5_nothink": Options(fan_out=True),
     "trl/qwen3_5_think": Options(variables=NO_THINKING, fan_out=True),
     "trl/qwen3_6": Options(variables=NO_THINKING, fan_out=True),
 }
+
+ARGUMENTS_AS_TEXT = ("trl/deepseekv3", "llama.cpp/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B")
+"""Their templates add the arguments of a call to a text; others write them as JSON."""
 
 
 def options_of(name: str) -> Options:
@@ -138,13 +147,18 @@ def options_of(name: str) -> Options:
 
 def opened(name: str, folder: Path, options: Options | None = None) -> JinjaTemplate:
     """The template as a build opens it."""
+    chosen = options_of(name) if options is None else options
+    _, template, _ = open_template("jinja", saved(name, folder), **chosen.keywords)
+    assert isinstance(template, JinjaTemplate)
+    return template
+
+
+def saved(name: str, folder: Path) -> Path:
+    """The tokenizer and its template as files."""
     place = folder / name.replace("/", "-")
     if not place.exists():
         tokenizer_of(name).save_pretrained(place)
-    chosen = options_of(name) if options is None else options
-    _, template, _ = open_template("jinja", place, **chosen.keywords)
-    assert isinstance(template, JinjaTemplate)
-    return template
+    return place
 
 
 # Conversations.
