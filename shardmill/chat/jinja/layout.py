@@ -486,6 +486,8 @@ def end_of_turn(
             else:
                 runs.append((number, number + 1))
     closed = [run for run in runs if any(items.items[at] in rules.closing for at in range(*run))]
+    if closed and items.texts(ItemPosition(closed[-1][1]), stop):
+        closed = []  # more is said after it: reasoning ends like a turn, and its answer otherwise
     for run in (closed or runs)[-1:]:
         return ItemPosition(run[0]), ItemPosition(run[1])
     last = items.last_text(start, stop)

@@ -473,9 +473,8 @@ def _raise_exception(environment: TemplateSandbox, message: Any) -> NoReturn:
 def _strftime_now(environment: TemplateSandbox, format: str) -> str:
     if environment.now is None:
         raise SecurityError(
-            "it asks for today's date (strftime_now), and equal input must give equal tokens: fix "
-            "the date with variables={'date_string': '26 Jul 2024'}, or whichever variable the "
-            "template looks at first"
+            "it asks for today's date (strftime_now), and equal input must give equal tokens: say "
+            "which day it is with {template_date}"
         )
     if len(format) > 200:
         raise LimitError(f"strftime_now: a format of {len(format):,} characters: at most 200")
