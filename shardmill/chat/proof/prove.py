@@ -327,6 +327,15 @@ class Judge:
             if self.reader.text(example.ids[first : at + 1]).startswith(before + text[:1])
         )
         end_markers = self._markers_in(example.ids[words:last])
+        if end_markers:
+            closed = next(at for at in range(words, last) if int(example.ids[at]) == end_markers[0])
+            rest = example.ids[closed:last]
+            rest = rest[~np.isin(rest, sorted(self.template.marker_ids))]
+            if self.reader.text(rest).strip():
+                raise example.failure(
+                    "end",
+                    f"turn {turn} trains {self.reader.text(rest)!r} after its end",
+                )
         if not self.policy.train_on_eot:
             if end_markers or shape.end.strip():
                 raise example.failure(
