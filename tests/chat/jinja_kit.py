@@ -156,7 +156,19 @@ _HALF_END = CHATML_BLOCKS.replace(
 )
 _ALL_ALIKE = CHATML.replace("m['role']", "'assistant'")
 _SYSTEM_TOO = CHATML_BLOCKS.replace("m['role'] == 'assistant'", "m['role'] != 'user'")
+_AFTER_THE_END = CHATML_BLOCKS.replace(
+    "{% endgeneration %}", "{{ 'Was this helpful?' }}{% endgeneration %}"
+)
+_QUOTES = CHATML.replace(
+    "m['content'] +",
+    "((messages[loop.index0 - 1]['content'][:4] if m['role'] == 'assistant' else '')"
+    " + m['content']) +",
+)
+_TWICE = CHATML.replace("m['content'] +", "m['content'] + m['content'] +")
 WRONG = {
+    "trains words after the end": _AFTER_THE_END,
+    "answers with the question": _QUOTES,
+    "writes everything twice": _TWICE,
     "trains users too": _USERS_TOO,
     "forgets the end": _NO_END,
     "trains half of the end": _HALF_END,

@@ -189,6 +189,8 @@ class TracedSandbox(TemplateSandbox):
         if isinstance(function, Function) and function.name not in _TRACING_FUNCTIONS:
             # A method of a text of the template's own would read others in C.
             args, options = plain(args), plain(options)
+            if function.name == "format":
+                function = Function("format", function.run, *plain(function.bound))
         return super().call(context, function, *args, **options)
 
 
@@ -252,7 +254,7 @@ def _is_same_as(value: Any, other: Any) -> bool:
         return value is other
     if value is None or other is None or isinstance(value, bool) or isinstance(other, bool):
         return False
-    raise TypeError("sameas asks where in memory a text is: use ==")
+    raise ValueError("sameas asks where in memory a text is: use ==")
 
 
 @pass_environment
@@ -286,8 +288,12 @@ class JinjaEngine:
         self.has_blocks = _GENERATION.search(source) is not None
 
     @cached_property
+    def _sandbox(self) -> TracedSandbox:
+        return TracedSandbox(now=self.now)
+
+    @cached_property
     def _program(self) -> Program:
-        return TracedSandbox(now=self.now).program(self.source)
+        return self._sandbox.program(self.source)
 
     @cached_property
     def _dated_source(self) -> str:
@@ -302,7 +308,8 @@ class JinjaEngine:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_program"}
+        compiled = ("_program", "_sandbox")
+        return {key: value for key, value in self.__dict__.items() if key not in compiled}
 
     def written(
         self, trace: Trace, messages: Messages, tools: Tools = None, *, prompt: bool = False
@@ -317,7 +324,7 @@ class JinjaEngine:
             "add_generation_prompt": prompt,
         }
         size = sum(len(v) for m in messages for v in m.values() if isinstance(v, str))
-        run = self._program.sandbox.started(size, len(messages))
+        run = self._sandbox.started(size, len(messages))
         run.trace = trace
         return written_of(self._program.pieces(context, input_size=size, sandbox=run))
 

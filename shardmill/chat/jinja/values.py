@@ -120,7 +120,8 @@ class Trace:
             self._note(f"type({source}) is {type(value).__name__}")
             self.pin(source, value)
         else:
-            raise TypeError(f"a {type(value).__name__} in a message or tool: wanted plain JSON")
+            # No TypeError: for that, `a.b` is undefined.
+            raise ValueError(f"a {type(value).__name__} in a message or tool: wanted plain JSON")
         return value
 
 
@@ -753,7 +754,7 @@ def literal(value: Any) -> str:
         return f"float({repr(value)!r})"
     if value is None or type(value) in (bool, int, float):
         return repr(value)
-    raise TypeError(f"a {type(value).__name__} beside texts of the conversation")
+    raise ValueError(f"a {type(value).__name__} beside texts of the conversation")
 
 
 def source_of(value: Any) -> str:

@@ -337,6 +337,15 @@ class Judge:
             markers=self._markers_in(example.ids[first:last]),
             end_markers=end_markers,
         )
+        if end_markers:
+            closed = next(at for at in range(words, last) if int(example.ids[at]) == end_markers[0])
+            rest = example.ids[closed:last]
+            rest = rest[~np.isin(rest, sorted(self.template.marker_ids))]
+            if self.reader.text(rest).strip():
+                raise example.failure(
+                    "end",
+                    f"turn {turn} trains {self.reader.text(rest)!r} after its end",
+                )
         if not self.policy.train_on_eot:
             if end_markers or shape.end.strip():
                 raise example.failure(
