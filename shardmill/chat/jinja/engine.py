@@ -213,6 +213,15 @@ class JinjaEngine:
             f"{self.source}"
         )
 
+    @cached_property
+    def encodes_apart(self) -> bool:
+        """Whether the tokenizer splits text at added tokens and encodes the parts by themselves,
+        whatever is in them: none of these tokens takes blanks away or looks beside itself."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        return bool(getattr(self.tokenizer, "is_fast", False)) and not any(
+            token.lstrip or token.rstrip or token.single_word for token in added
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_program"}
 

@@ -55,6 +55,7 @@ class Form:
     fixed_before: IntArray = field(
         default_factory=_no_ids
     )  # (texts,) fixed tokens before each text
+    markers_before: IntArray = field(default_factory=_no_ids)  # (texts,) likewise
     bounds: Bounds | None = None  # turn starts, then start and stop of each trained part
     roles: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # (turns,)
     # What texts must start with: prefix_ids[i] is token prefix_at[i] of text prefix_text[i].
@@ -88,18 +89,22 @@ def make_form(guards: Iterable[str], layout: Layout, encode: Encode) -> Form:
     fixed: list[IntArray] = []
     num_fixed = 0
     before: list[int] = []
+    markers: list[int] = []
+    markers_before: list[int] = []
     texts: list[str] = []
     where: list[tuple[int, int]] = []  # of each item: fixed tokens and texts before it
     for item in layout.items:
         where.append((num_fixed, len(texts)))
         if isinstance(item, TextSection) and not item.is_fixed:
             before.append(num_fixed)
+            markers_before.append(len(markers))
             texts.append(item.source())
             continue
         if isinstance(item, TextSection):
             ids = encode(["".join(item.fragments)])[0]
         else:
             ids = np.array([item])
+            markers.append(item)
         fixed.append(np.asarray(ids, np.int64))
         num_fixed += len(fixed[-1])
     where.append((num_fixed, len(texts)))
@@ -122,6 +127,8 @@ def make_form(guards: Iterable[str], layout: Layout, encode: Encode) -> Form:
     in_texts = [(text, ids) for text, ids in prefixes if text >= 0]
     return Form(
         write=compile_write(guards, [*texts, *extra]),
+        markers=np.array(markers, np.int64),
+        markers_before=np.array(markers_before, np.int64),
         fixed=np.concatenate([np.empty(0, np.int64), *fixed]),
         fixed_before=np.array(before, np.int64),
         bounds=Bounds(
@@ -164,6 +171,24 @@ def make_whole_form(guards: Iterable[str], layout: Layout) -> Form:
         roles=np.array(layout.turn_roles, np.uint8),
         own_prefixes=tuple((number, 0, number + 1) for number in range(len(positions))),
     )
+
+
+def cut_texts(form: Form, ids: IntArray, is_marker: BoolArray) -> list[IntArray] | None:
+    """The ids of each text among those of a conversation; None if markers or fixed tokens differ.
+
+    A text reaches from one marker to the next:  <|im_start|> x x x <|im_end|> \n <|im_start|> x x
+    """
+    at = np.flatnonzero(is_marker)
+    if not np.array_equal(ids[at], form.markers):
+        return None
+    edges = np.concatenate(([-1], at, [len(ids)]))
+    starts, stops = edges[form.markers_before] + 1, edges[form.markers_before + 1]
+    change = np.zeros(len(ids) + 1, np.int8)
+    change[starts] += 1
+    change[stops] -= 1
+    if not np.array_equal(ids[np.cumsum(change[:-1], dtype=np.int8) == 0], form.fixed):
+        return None
+    return [ids[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
 def _text_or_fixed(

@@ -26,6 +26,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,12 +45,13 @@ from shardmill.chat.jinja.forms import (
     Texts,
     TokensMerge,
     assemble,
+    cut_texts,
     dropped_form,
     make_form,
     make_whole_form,
 )
 from shardmill.chat.jinja.layout import Layout, Rules, Talk, Written, lay_out
-from shardmill.chat.jinja.values import Trace, shape_of, source_of
+from shardmill.chat.jinja.values import Trace, TracedText, shape_of, source_of
 from shardmill.chat.policy import (
     ASSISTANT,
     CheckedMessage,
@@ -79,6 +81,14 @@ _WATCHED = 128  # one of so many conversations is also written by transformers
 _MAX_FORMS, _MAX_FORMS_OF_A_SHAPE = 4096, 32  # kept; where every text has its own, none helps
 
 
+class _Written(NamedTuple):
+    """How a conversation is written."""
+
+    form: Form
+    texts: Texts
+    ids: list[IntArray] | None = None  # of the texts, if transformers encoded them already
+
+
 @dataclass(slots=True)
 class _Waiting:
     """Conversations whose texts are to be encoded."""
@@ -86,13 +96,30 @@ class _Waiting:
     at: list[int] = field(default_factory=list)  # positions in the input
     forms: list[Form] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    ids: list[IntArray] = field(default_factory=list)  # of the texts, where they are known
     num_texts: list[int] = field(default_factory=list)
 
-    def add(self, at: int, form: Form, texts: Texts) -> None:
+    def add(self, at: int, written: _Written) -> None:
         self.at.append(at)
-        self.forms.append(form)
-        self.texts += texts
-        self.num_texts.append(len(texts))
+        self.forms.append(written.form)
+        self.texts += written.texts
+        self.ids += written.ids or ()
+        self.num_texts.append(len(written.texts))
+
+
+class _Reading(NamedTuple):
+    """One rendering of a whole conversation; nothing is written if the template refuses it."""
+
+    trace: Trace
+    whole: Written | None
+
+    def key(self) -> object:
+        """What it asked and wrote, with sources in place of texts."""
+        if self.whole is None:
+            return tuple(self.trace.guards), None
+        pieces, marks, edges = self.whole
+        sources = [one._source if type(one) is TracedText else f"'{one}" for one in pieces]
+        return tuple(self.trace.guards), tuple(sources), tuple(marks), tuple(edges)
 
 
 class _LaidOut(NamedTuple):
@@ -112,14 +139,43 @@ class _LaidOut(NamedTuple):
         return items, [(one.item, tuple(map(source_of, one.prefix))) for one in ends]
 
 
-class _Forms(dict[object, list[Form]]):
+class KeptForms(dict[object, list[Form]]):
     """Forms by the shape of conversations. They are functions, so another process starts anew."""
 
+    num_kept = 0
+
+    def has_room(self, shape: object) -> bool:
+        return self.num_kept < _MAX_FORMS and len(self.get(shape, ())) < _MAX_FORMS_OF_A_SHAPE
+
+    def keep(self, shape: object, form: Form) -> bool:
+        """Whether there was room for it."""
+        if self.has_room(shape):
+            self.setdefault(shape, []).append(form)
+            self.num_kept += 1
+            return True
+        return False
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Forms, ()
+        return KeptForms, ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Proofs(dict[object, "Form | None"]):
+    """Forms by what a rendering wrote and asked, for conversations beyond the kept forms: such a
+    conversation is rendered and compared each time, and only its layout is not proved again. None:
+    a blind rendering differed, so nothing is known."""
+
+    def has_room(self) -> bool:
+        return len(self) < _MAX_FORMS
+
+    def keep(self, key: object, form: Form | None) -> None:
+        if self.has_room():
+            self[key] = form
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Proofs, ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class JinjaTemplate:
     """One Jinja template, bound to one tokenizer, with which it pickles if that can be pickled, as
     those of transformers can. Made by `open_jinja_template`."""
@@ -128,7 +184,8 @@ class JinjaTemplate:
     engine: JinjaEngine
     facts: TemplateFacts
     encoder: Encoder
-    forms: _Forms = field(default_factory=_Forms)
+    forms: KeptForms = field(default_factory=KeptForms)
+    proofs: _Proofs = field(default_factory=_Proofs)
 
     @property
     def marker_ids(self) -> frozenset[int]:
@@ -138,6 +195,13 @@ class JinjaTemplate:
     def end_ids(self) -> tuple[int, ...]:
         """The special tokens that end an assistant's turn and are trained with it."""
         return self.facts.closing
+
+    @cached_property
+    def _is_marker(self) -> BoolArray:
+        """(ids,) whether an id is a marker; the last one stands for all larger ids."""
+        found = np.zeros(max(self.marker_ids, default=0) + 2, np.bool_)
+        found[list(self.marker_ids)] = True
+        return found
 
     def with_encoder(self, encoder: Encoder) -> JinjaTemplate:
         return replace(self, encoder=encoder)
@@ -169,19 +233,21 @@ class JinjaTemplate:
 
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
         reasons: dict[int, str] = {}
-        apart, whole = _Waiting(), _Waiting()
+        apart, whole, known = _Waiting(), _Waiting(), _Waiting()
         for position, conversation in enumerate(conversations):
             try:
-                form, texts = self._written(conversation, policy)
+                written = self._written(conversation, policy)
             except Dropped as why:
                 reasons[position] = str(why)
                 continue
-            (whole if form.is_whole else apart).add(position, form, texts)
+            waiting = whole if written.form.is_whole else apart
+            (waiting if written.ids is None else known).add(position, written)
         parts = [
             self._assembled(waiting, encode, reasons)
             for waiting, encode in (
                 (apart, self.encoder.encode_batch),
                 (whole, self.engine.encode_batch),
+                (known, lambda _: Ragged.from_sequences(known.ids)),
             )
             if waiting.at
         ]
@@ -220,22 +286,21 @@ class JinjaTemplate:
             reasons.setdefault(waiting.at[number], reason)
         return np.array(waiting.at, np.int64)[usable], made.examples.keep(usable)
 
-    def _written(self, conversation: Conversation, policy: TrainPolicy) -> tuple[Form, Texts]:
-        """The form of a conversation, and its texts."""
+    def _written(self, conversation: Conversation, policy: TrainPolicy) -> _Written:
+        """How a conversation is written; Dropped if it cannot be shown."""
         messages, flags, checked = self._messages(conversation)
         tools = conversation.tools or None
         if tools is not None:
             check_tools(tools)
         shape = (policy, flags, shape_of(messages, tools))
         for form in self.forms.get(shape, ()):
-            try:
-                texts = form.write(messages, tools)
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-                continue  # what it asks cannot be asked here
+            texts = _texts_of(form, messages, tools)
             if texts is not None:
+                written = _Written(form, texts)
                 break
         else:
-            form, texts = self._learn(messages, tools, checked, policy, shape)
+            written = self._learn(messages, tools, checked, policy, shape)
+        form, texts, ids = written
         if form.reason is not None:
             raise Dropped(form.reason)
         if form.is_whole:
@@ -244,9 +309,9 @@ class JinjaTemplate:
             evil = self.facts.literals.search("\0".join(texts)) is not None
         if evil:
             raise Dropped("special_in_text")
-        if texts and zlib.crc32(texts[-1].encode()) % _WATCHED == 0:
+        if ids is None and texts and zlib.crc32(texts[-1].encode()) % _WATCHED == 0:
             self._watch(messages, tools, form, texts)
-        return form, texts
+        return written
 
     def _watch(self, messages: Messages, tools: Tools, form: Form, texts: Texts) -> None:
         """Compare with transformers."""
@@ -299,20 +364,25 @@ class JinjaTemplate:
         checked: Sequence[CheckedMessage] | None,
         policy: TrainPolicy,
         shape: object,
-    ) -> tuple[Form, Texts]:
+    ) -> _Written:
         """Let the template write a conversation, and keep how it did that."""
+        outside = [{key: one[key] for key in one if key != "role"} for one in messages]
+        is_evil = self.facts.literals.search("\0".join(_texts_in([outside, tools]))) is not None
+        reading = self._read(messages, tools)
+        key = (shape, reading.key())
+        earlier = None if is_evil else self.proofs.get(key)
+        if earlier is not None:
+            proved = self._proved(earlier, messages, tools)
+            if proved is not None:
+                return proved
         checked = checked or check_messages(messages)
         trained = trained_messages(checked, policy)
         if not trained.any():
             said = any(message.role == ASSISTANT for message in checked)
             raise Dropped("nothing_trained" if said else "no_assistant")
-        outside = [{key: part for key, part in one.items() if key != "role"} for one in messages]
-        if any(map(self.facts.literals.search, _texts_in([outside, tools]))):
+        if is_evil:
             raise Dropped("special_in_text")
-        seen, blind = (
-            self._lay_out(Trace(blind=blind), messages, tools, checked, trained, policy)
-            for blind in (False, True)
-        )
+        seen = self._lay_out(reading, messages, tools, checked, trained, policy)
         form = self._form(seen)
         texts = form.write(messages, tools)
         assert texts is not None, "a form writes the conversation that it was learnt from"
@@ -325,12 +395,34 @@ class JinjaTemplate:
                 assert texts is not None
                 if not np.array_equal(self._ids(form, texts), wanted):
                     raise Dropped("not_reproduced")
-        is_known = seen.trace.guards == blind.trace.guards and seen.sources() == blind.sources()
-        if is_known and sum(map(len, self.forms.values())) < _MAX_FORMS:
-            known = self.forms.setdefault(shape, [])
-            if len(known) < _MAX_FORMS_OF_A_SHAPE:
-                known.append(form)
-        return form, texts
+        if key not in self.proofs and (self.forms.has_room(shape) or self.proofs.has_room()):
+            reading = self._read(messages, tools, blind=True)
+            blind = self._lay_out(reading, messages, tools, checked, trained, policy)
+            is_known = seen.trace.guards == blind.trace.guards and seen.sources() == blind.sources()
+            if not (is_known and self.forms.keep(shape, form)):
+                self.proofs.keep(key, form if is_known else None)
+        return _Written(form, texts)
+
+    def _proved(self, form: Form, messages: Messages, tools: Tools) -> _Written | None:
+        """A conversation that the template wrote like the one of this form: its ids are those of
+        transformers. None if it asks or encodes something else after all."""
+        texts = _texts_of(form, messages, tools)
+        if texts is None or form.reason is not None:
+            return None if texts is None else _Written(form, texts)
+        wanted = self.engine.of_transformers(messages, tools)
+        if form.is_whole or not self.engine.encodes_apart:
+            return _Written(form, texts) if np.array_equal(self._ids(form, texts), wanted) else None
+        ids = cut_texts(form, wanted, self._is_marker[np.minimum(wanted, len(self._is_marker) - 1)])
+        if ids is None:
+            return None
+        return _Written(form, texts, [*ids, *self.encoder.encode_batch(texts[form.num_texts :])])
+
+    def _read(self, messages: Messages, tools: Tools, *, blind: bool = False) -> _Reading:
+        trace = Trace(blind=blind)
+        try:
+            return _Reading(trace, self.engine.written(trace, messages, tools))
+        except TemplateError:
+            return _Reading(trace, None)
 
     def _form(self, laid: _LaidOut) -> Form:
         if isinstance(laid.found, str):
@@ -342,14 +434,16 @@ class JinjaTemplate:
 
     def _lay_out(
         self,
-        trace: Trace,
+        reading: _Reading,
         messages: Messages,
         tools: Tools,
         checked: Sequence[CheckedMessage],
         trained: BoolArray,
         policy: TrainPolicy,
     ) -> _LaidOut:
-        facts = self.facts
+        facts, (trace, whole) = self.facts, reading
+        if whole is None:
+            return _LaidOut(trace, "template_refuses")
 
         def write(count: int, prompt: bool) -> Written:
             return self.engine.written(trace, messages[:count], tools, prompt=prompt)
@@ -366,6 +460,7 @@ class JinjaTemplate:
         )
         talk = Talk(
             trace=trace,
+            whole=whole,
             write=write,
             messages=messages,
             checked=checked,
@@ -392,6 +487,14 @@ class JinjaTemplate:
 
 
 _PLAIN_ROLES = frozenset(ROLES)
+
+
+def _texts_of(form: Form, messages: Messages, tools: Tools) -> Texts | None:
+    """None if an answer differs, or a question cannot be asked here."""
+    try:
+        return form.write(messages, tools)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _texts_in(value: object) -> Iterator[str]:

@@ -156,9 +156,9 @@ class TracedText(str):
     placeholders in a blind trace; every method answers from `_said`.
     """
 
-    __slots__ = ("_origin", "_parts", "_said", "_source", "_trace")
+    __slots__ = ("_origin", "_own_source", "_parts", "_said", "_trace")
     _trace: Trace
-    _source: str
+    _own_source: str | None  # None: that of the parts, made when it is asked for
     _said: str
     _origin: str | None
     _parts: tuple[Part, ...] | None
@@ -166,16 +166,25 @@ class TracedText(str):
     def __new__(
         cls,
         trace: Trace,
-        source: str,
+        source: str | None,
         said: str,
         *,
         origin: str | None = None,
         parts: tuple[Part, ...] | None = None,
     ) -> TracedText:
         found = super().__new__(cls, PLACEHOLDER * len(said) if trace.blind else said)
-        found._trace, found._source, found._said = trace, source, said
+        found._trace, found._own_source, found._said = trace, source, said
         found._origin, found._parts = origin, parts
         return found
+
+    @property
+    def _source(self) -> str:
+        if self._own_source is None:
+            parts = (part for part in self._parts or () if not isinstance(part, Mark | Edge))
+            self._own_source = f"({' + '.join(map(source_of, parts))})"
+            if self._own_source == "()":
+                self._own_source = "''"
+        return self._own_source
 
     def __str__(self) -> str:
         return self
@@ -388,36 +397,30 @@ def _pieces(text: TracedText, name: str, *values: Any) -> Any:
     return TracedList(text._trace, f"list({text._source}.{name}({written}))", made)
 
 
-def joined(values: Iterable[Any]) -> str:
+def joined(values: Iterable[str]) -> str:
     """The values as one text that keeps its parts."""
-    parts: list[Part] = []
-    trace: Trace | None = None
-    for value in values:
-        if isinstance(value, TracedText):
-            trace = value._trace
-            for part in value._parts or (value,):
-                _append(parts, part)
-        else:
-            _append(parts, value if isinstance(value, Mark | Edge) else str.__str__(value))
-    if trace is None and not any(isinstance(part, Mark | Edge) for part in parts):
-        return "".join(parts)
-    spoken = "".join(map(said, parts))
+    parts = parts_of(values)
     if len(parts) == 1 and isinstance(parts[0], TracedText):
         return parts[0]
-    sources = [source_of(part) for part in parts if not isinstance(part, Mark | Edge)]
-    source = f"({' + '.join(sources)})" if sources else "''"
-    return TracedText(trace or _NO_TRACE, source, spoken, parts=tuple(parts))
+    traces = [part._trace for part in parts if isinstance(part, TracedText)]
+    if not traces and not any(isinstance(part, Mark | Edge) for part in parts):
+        return "".join(parts)
+    spoken = "".join(map(said, parts))
+    return TracedText(traces[-1] if traces else _NO_TRACE, None, spoken, parts=tuple(parts))
 
 
-def _append(parts: list[Part], part: Part) -> None:
-    """Literals next to each other become one."""
-    is_literal = type(part) is str
-    if is_literal and not part:
-        return
-    if is_literal and parts and type(parts[-1]) is str:
-        parts[-1] += part
-    else:
-        parts.append(part)
+def parts_of(values: Iterable[str]) -> list[Part]:
+    """The parts of the values. Literals next to each other become one."""
+    parts: list[Part] = []
+    for value in values:
+        for part in (value._parts or (value,)) if isinstance(value, TracedText) else (value,):
+            if isinstance(part, TracedText | Mark | Edge):
+                parts.append(part)
+            elif parts and type(parts[-1]) is str:
+                parts[-1] += str.__str__(part)
+            elif part:
+                parts.append(str.__str__(part))
+    return parts
 
 
 _NO_TRACE = _NoTrace()
