@@ -240,9 +240,11 @@ def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> 
     in_result = np.repeat(before, own.lengths) + np.arange(reach[-1])
     is_text = np.zeros(total, np.bool_)
     is_text[in_result] = True
-    values: IntArray = np.empty(total, np.int64)
-    values[in_result] = own.values
-    values[~is_text] = _joined([form.fixed for form in forms])
+    fixed = _joined([form.fixed for form in forms])
+    dtype = np.result_type(own.values.dtype, np.min_scalar_type(int(fixed.max(initial=0))))
+    values: IntArray = np.empty(total, dtype)
+    values[is_text] = own.values  # both in order
+    values[~is_text] = fixed
     offsets: OffsetArray = first_fixed + reach[first_text]
     # Positions.
     bounds = [form.bounds for form in forms]
@@ -263,10 +265,9 @@ def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> 
     num_turns = np.array([len(form.roles) for form in forms], np.int64)
     is_start = np.arange(len(place)) - first_bound[owners] < num_turns[owners]
     edges = np.minimum(place[~is_start], total).reshape(-1, 2)
-    change = np.zeros(total + 1, np.int64)
-    np.add.at(change, edges[:, 0], 1)
-    np.add.at(change, edges[:, 1], -1)
-    mask: BoolArray = np.cumsum(change[:-1]) > 0
+    depth = np.bincount(edges[:, 0], minlength=total + 1).astype(np.int8)
+    depth -= np.bincount(edges[:, 1], minlength=total + 1).astype(np.int8)
+    mask: BoolArray = np.cumsum(depth[:-1], dtype=np.int8) > 0
     trained = np.concatenate(([0], np.cumsum(mask)))[offsets]
     return Assembled(
         examples=ChatExamples(

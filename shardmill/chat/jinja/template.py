@@ -288,11 +288,17 @@ class JinjaTemplate:
 
     def _written(self, conversation: Conversation, policy: TrainPolicy) -> _Written:
         """How a conversation is written; Dropped if it cannot be shown."""
-        messages, flags, checked = self._messages(conversation)
-        tools = conversation.tools or None
+        messages, tools = conversation.messages, conversation.tools or None
         if tools is not None:
             check_tools(tools)
-        shape = (policy, flags, shape_of(messages, tools))
+        roles = _plain_roles(messages)
+        if roles is not None:
+            shape: object = (policy, tools is None, *roles)
+            checked = None
+        else:
+            messages, checked = self._checked(messages)
+            flags = tuple(message.train for message in checked)
+            shape = (policy, flags, shape_of(messages, tools))
         for form in self.forms.get(shape, ()):
             texts = _texts_of(form, messages, tools)
             if texts is not None:
@@ -304,10 +310,10 @@ class JinjaTemplate:
         if form.reason is not None:
             raise Dropped(form.reason)
         if form.is_whole:
-            evil = len(self.facts.literals.findall(texts[0])) != len(form.markers)
+            is_evil = len(self.facts.literals.findall(texts[0])) != len(form.markers)
         else:
-            evil = self.facts.literals.search("\0".join(texts)) is not None
-        if evil:
+            is_evil = self.facts.literals.search("\0".join(texts)) is not None
+        if is_evil:
             raise Dropped("special_in_text")
         if ids is None and texts and zlib.crc32(texts[-1].encode()) % _WATCHED == 0:
             self._watch(messages, tools, form, texts)
@@ -334,28 +340,12 @@ class JinjaTemplate:
         encode = self.engine.encode_batch if form.is_whole else self.encoder.encode_batch
         return assemble([form], encode(texts), [len(texts)]).examples.ids[0]
 
-    def _messages(
-        self, conversation: Conversation
-    ) -> tuple[Messages, tuple[bool | None, ...], list[CheckedMessage] | None]:
-        """The messages as templates want them, their own train flags, and what was checked of
-        them, if they were not of the usual plain form."""
-        messages = conversation.messages
-        if type(messages) is list and messages:
-            for message in messages:
-                if type(message) is not dict or len(message) != 2:
-                    break
-                text = message.get("content")
-                if type(text) is not str or message.get("role") not in _PLAIN_ROLES:
-                    break
-                if not (text.isascii() or has_bytes(text)):
-                    break
-            else:
-                return messages, (), None
+    def _checked(self, messages: Messages) -> tuple[Messages, list[CheckedMessage]]:
+        """The messages as templates want them, and what was checked of them."""
         checked = check_messages(messages)
         if self.facts.arguments == "none" and any(message.calls for message in checked):
             raise Dropped("no_place_for_tool_calls")
-        flags = tuple(message.train for message in checked)
-        return as_messages(messages, checked, self.facts.arguments), flags, checked
+        return as_messages(messages, checked, self.facts.arguments), checked
 
     def _learn(
         self,
@@ -487,6 +477,21 @@ class JinjaTemplate:
 
 
 _PLAIN_ROLES = frozenset(ROLES)
+
+
+def _plain_roles(messages: object) -> list[str] | None:
+    """The roles of messages that are all a role and a sound text, as nearly all are; else None."""
+    roles: list[str] = []
+    for message in messages if type(messages) is list else ():
+        if type(message) is not dict or len(message) != 2:
+            return None
+        text, role = message.get("content"), message.get("role")
+        if type(text) is not str or role not in _PLAIN_ROLES:
+            return None
+        if not (text.isascii() or has_bytes(text)):
+            return None
+        roles.append(role)
+    return roles or None
 
 
 def _texts_of(form: Form, messages: Messages, tools: Tools) -> Texts | None:
