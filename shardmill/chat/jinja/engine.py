@@ -48,7 +48,7 @@ from shardmill.chat.jinja.values import (
     traced_messages,
     traced_tools,
 )
-from shardmill.chat.policy import CheckedMessage, Dropped
+from shardmill.chat.policy import CheckedMessage, Dropped, is_plain_message
 from shardmill.errors import ShardmillError, TemplateError, missing_extra
 from shardmill.protocols import Texts
 from shardmill.records import JSON, ROLES, IntArray, Ragged
@@ -296,8 +296,11 @@ def as_messages(
     arguments: "as-given", or the form of a call's arguments that the template can write: "object"
     or "text".
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for message, sound in zip(messages, checked, strict=True):
+        if is_plain_message(message):
+            found.append(message)
+            continue
         plain = {key: value for key, value in message.items() if key != "train"}
         plain["role"], plain["content"] = ROLES[sound.role], sound.text
         if sound.calls:
@@ -311,7 +314,7 @@ def with_aliases(messages: Messages) -> list[dict[str, Any]]:
     return [
         {"thinking": reasoning, **message}
         if (reasoning := message.get("reasoning_content")) is not None
-        else dict(message)
+        else (message if type(message) is dict else dict(message))
         for message in messages
     ]
 

@@ -60,14 +60,13 @@ from shardmill.chat.policy import (
     TrainPolicy,
     check_messages,
     check_tools,
-    has_bytes,
+    is_plain_message,
     trained_messages,
 )
 from shardmill.errors import OptionError, TemplateError
 from shardmill.protocols import Encoder
 from shardmill.records import (
     JSON,
-    ROLES,
     BoolArray,
     ChatExamples,
     Conversation,
@@ -476,22 +475,11 @@ class JinjaTemplate:
         return f"JinjaTemplate({self.name!r}, {how})"
 
 
-_PLAIN_ROLES = frozenset(ROLES)
-
-
 def _plain_roles(messages: object) -> list[str] | None:
     """The roles of messages that are all a role and a sound text, as nearly all are; else None."""
-    roles: list[str] = []
-    for message in messages if type(messages) is list else ():
-        if type(message) is not dict or len(message) != 2:
-            return None
-        text, role = message.get("content"), message.get("role")
-        if type(text) is not str or role not in _PLAIN_ROLES:
-            return None
-        if not (text.isascii() or has_bytes(text)):
-            return None
-        roles.append(role)
-    return roles or None
+    if type(messages) is not list or not all(map(is_plain_message, messages)):
+        return None
+    return [message["role"] for message in messages] or None
 
 
 def _texts_of(form: Form, messages: Messages, tools: Tools) -> Texts | None:

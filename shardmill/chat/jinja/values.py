@@ -35,10 +35,14 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """`tojson` of transformers: no escapes for HTML, in the order of the object."""
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return _ENCODER.encode(value)  # json.dumps would make one each time
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 NAMES: dict[str, Any] = {
     "__builtins__": {},
