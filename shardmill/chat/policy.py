@@ -181,10 +181,23 @@ def check_messages(messages: object) -> list[CheckedMessage]:
     return list(map(_check_message, listed))
 
 
+_ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
 _UNREAD = ("function_call", "reasoning", "thinking")
 
 
+def is_plain_message(message: object) -> TypeGuard[dict[str, str]]:
+    """Whether a message is the standard name of a role and a sound text, as nearly all are."""
+    if type(message) is not dict or len(message) != 2:
+        return False
+    text, role = message.get("content"), message.get("role")
+    if type(text) is not str or type(role) is not str or role not in _ROLE_NUMBERS:
+        return False
+    return text.isascii() or has_bytes(text)
+
+
 def _check_message(message: object) -> CheckedMessage:
+    if is_plain_message(message):
+        return CheckedMessage(_ROLE_NUMBERS[message["role"]], message["content"])
     if not is_object(message) or "role" not in message:
         raise Dropped("bad_message")
     content, calls = message.get("content"), message.get("tool_calls")

@@ -274,7 +274,8 @@ def _bodies(depth: int) -> st.SearchStrategy[str]:
 _HEAD = (
     "{% macro shout(x) %}{{ x }}!{% for m in messages %}{% endfor %}{% endmacro %}"
     "{% macro wrap(x) %}<{{ caller(x) }}>{% endmacro %}"
-    "{% set ns = namespace(t='') %}{% set c = messages[0].content %}{% set d = messages[1].content %}"
+    "{% set ns = namespace(t='') %}"
+    "{% set c = messages[0].content %}{% set d = messages[1].content %}"
     "{% set o = messages[0].o %}{% set l = messages[1].l %}{% set calls = messages[2].tool_calls %}"
     "{% for loop_once in [1] %}"
 )

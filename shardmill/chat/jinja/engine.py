@@ -54,7 +54,7 @@ from shardmill.chat.jinja.values import (
     traced_tools,
     unsafe,
 )
-from shardmill.chat.policy import CheckedMessage, Dropped, is_object
+from shardmill.chat.policy import CheckedMessage, Dropped, is_object, is_plain_message
 from shardmill.errors import ShardmillError, TemplateError, missing_extra
 from shardmill.protocols import Texts
 from shardmill.records import JSON, ROLES, IntArray, Ragged
@@ -307,6 +307,15 @@ class JinjaEngine:
             f"{self.source}"
         )
 
+    @cached_property
+    def encodes_apart(self) -> bool:
+        """Whether the tokenizer splits text at added tokens and encodes the parts by themselves,
+        whatever is in them: none of these tokens takes blanks away or looks beside itself."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        return bool(getattr(self.tokenizer, "is_fast", False)) and not any(
+            token.lstrip or token.rstrip or token.single_word for token in added
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         compiled = ("_program", "_sandbox")
         return {key: value for key, value in self.__dict__.items() if key not in compiled}
@@ -384,8 +393,11 @@ def as_messages(
     arguments: "as-given", or the form of a call's arguments that the template can write: "object"
     or "text".
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for message, sound in zip(messages, checked, strict=True):
+        if is_plain_message(message):
+            found.append(message)
+            continue
         plain = {
             key: value if type(value) in _JSON_TYPES else _as_json(value)
             for key, value in message.items()
@@ -422,7 +434,7 @@ def with_aliases(messages: Messages) -> list[dict[str, Any]]:
     return [
         {"thinking": reasoning, **message}
         if (reasoning := message.get("reasoning_content")) is not None
-        else dict(message)
+        else (message if type(message) is dict else dict(message))
         for message in messages
     ]
 

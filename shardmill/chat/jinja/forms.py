@@ -84,6 +84,7 @@ class Form:
     fixed_before: IntArray = field(
         default_factory=_no_ids
     )  # (texts,) fixed tokens before each text
+    markers_before: IntArray = field(default_factory=_no_ids)  # (texts,) likewise
     bounds: Bounds | None = None  # turn starts, then start and stop of each trained part
     roles: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # (turns,)
     # What texts must start with: prefix_ids[i] is token prefix_at[i] of text prefix_text[i].
@@ -117,18 +118,22 @@ def make_form(layout: Layout, encode: Encode) -> Learnt:
     fixed: list[IntArray] = []
     num_fixed = 0
     before: list[int] = []
+    markers: list[int] = []
+    markers_before: list[int] = []
     texts: list[tuple[str, ...]] = []
     where: list[tuple[int, int]] = []  # of each item: fixed tokens and texts before it
     for item in layout.items:
         where.append((num_fixed, len(texts)))
         if isinstance(item, TextSection) and not item.is_fixed:
             before.append(num_fixed)
+            markers_before.append(len(markers))
             texts.append(item.fragments)
             continue
         if isinstance(item, TextSection):
             ids = encode(["".join(item.fragments)])[0]
         else:
             ids = np.array([item])
+            markers.append(item)
         fixed.append(np.asarray(ids, np.int64))
         num_fixed += len(fixed[-1])
     where.append((num_fixed, len(texts)))
@@ -150,6 +155,8 @@ def make_form(layout: Layout, encode: Encode) -> Learnt:
         prefixes.append((_text_or_fixed(layout, position, text, ids, encode), ids))
     in_texts = [(text, ids) for text, ids in prefixes if text >= 0]
     form = Form(
+        markers=np.array(markers, np.int64),
+        markers_before=np.array(markers_before, np.int64),
         fixed=np.concatenate([np.empty(0, np.int64), *fixed]),
         fixed_before=np.array(before, np.int64),
         bounds=Bounds(
@@ -239,6 +246,24 @@ def encodes_apart(
     )
 
 
+def cut_texts(form: Form, ids: IntArray, is_marker: BoolArray) -> list[IntArray] | None:
+    """The ids of each text among those of a conversation; None if markers or fixed tokens differ.
+
+    A text reaches from one marker to the next:  <|im_start|> x x x <|im_end|> \n <|im_start|> x x
+    """
+    at = np.flatnonzero(is_marker)
+    if not np.array_equal(ids[at], form.markers):
+        return None
+    edges = np.concatenate(([-1], at, [len(ids)]))
+    starts, stops = edges[form.markers_before] + 1, edges[form.markers_before + 1]
+    change = np.zeros(len(ids) + 1, np.int8)
+    change[starts] += 1
+    change[stops] -= 1
+    if not np.array_equal(ids[np.cumsum(change[:-1], dtype=np.int8) == 0], form.fixed):
+        return None
+    return [ids[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
 def _text_or_fixed(
     layout: Layout, position: ItemPosition, text: int, ids: IntArray, encode: Encode
 ) -> int:
@@ -288,9 +313,11 @@ def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> 
     in_result = np.repeat(before, own.lengths) + np.arange(reach[-1])
     is_text = np.zeros(total, np.bool_)
     is_text[in_result] = True
-    values: IntArray = np.empty(total, np.int64)
-    values[in_result] = own.values
-    values[~is_text] = _joined([form.fixed for form in forms])
+    fixed = _joined([form.fixed for form in forms])
+    dtype = np.result_type(own.values.dtype, np.min_scalar_type(int(fixed.max(initial=0))))
+    values: IntArray = np.empty(total, dtype)
+    values[is_text] = own.values  # both in order
+    values[~is_text] = fixed
     offsets: OffsetArray = first_fixed + reach[first_text]
     # Positions.
     bounds = [form.bounds for form in forms]
@@ -311,10 +338,9 @@ def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> 
     num_turns = np.array([len(form.roles) for form in forms], np.int64)
     is_start = np.arange(len(place)) - first_bound[owners] < num_turns[owners]
     edges = np.minimum(place[~is_start], total).reshape(-1, 2)
-    change = np.zeros(total + 1, np.int64)
-    np.add.at(change, edges[:, 0], 1)
-    np.add.at(change, edges[:, 1], -1)
-    mask: BoolArray = np.cumsum(change[:-1]) > 0
+    depth = np.bincount(edges[:, 0], minlength=total + 1).astype(np.int8)
+    depth -= np.bincount(edges[:, 1], minlength=total + 1).astype(np.int8)
+    mask: BoolArray = np.cumsum(depth[:-1], dtype=np.int8) > 0
     trained = np.concatenate(([0], np.cumsum(mask)))[offsets]
     return Assembled(
         examples=ChatExamples(

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from shardmill.chat.jinja.values import Edge, Mark, Trace, TracedText, joined, said, source_of
+from shardmill.chat.jinja.values import Edge, Mark, Trace, TracedText, parts_of, said, source_of
 from shardmill.chat.policy import ASSISTANT, TOOL, CheckedMessage, Dropped
 from shardmill.records import BoolArray
 
@@ -41,12 +41,10 @@ class Written(NamedTuple):
 
 def written_of(outputs: Iterable[str]) -> Written:
     """What a template wrote, with literals joined."""
-    whole = joined(outputs)
-    parts = (whole._parts or (whole,)) if isinstance(whole, TracedText) else (whole,)
     pieces: list[str] = []
     marks: list[tuple[int, Cut]] = []
     edges: list[tuple[bool, Cut]] = []
-    for part in parts:
+    for part in parts_of(outputs):
         ends_literal = bool(pieces) and not isinstance(pieces[-1], TracedText)
         here = (len(pieces) - 1, len(pieces[-1])) if ends_literal else (len(pieces), 0)
         if isinstance(part, Mark):
@@ -311,6 +309,7 @@ class Talk:
     """One conversation to lay out."""
 
     trace: Trace
+    whole: Written
     write: Callable[[int, bool], Written]  # the first so many messages, with the prompt or without
     messages: Sequence[Mapping[str, Any]]
     checked: Sequence[CheckedMessage]
@@ -335,7 +334,7 @@ class Rules:
 
 def lay_out(talk: Talk, rules: Rules) -> Layout:
     """Where everything is; Dropped if that cannot be shown."""
-    whole = talk.write(len(talk.messages), False)
+    whole = talk.whole
     items = Items(whole, rules.literals, rules.markers)
     roles = [message.role for message in talk.checked]
     turns = may_merge(find_turns(whole, roles, rules.bos), whole, items, roles)

@@ -23,9 +23,10 @@ import hashlib
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ from shardmill.chat.jinja.forms import (
     Texts,
     TokensMerge,
     assemble,
+    cut_texts,
     dropped_form,
     encodes_apart,
     make_form,
@@ -53,7 +55,7 @@ from shardmill.chat.jinja.forms import (
     neighbours,
 )
 from shardmill.chat.jinja.layout import Layout, Rules, Talk, Written, lay_out
-from shardmill.chat.jinja.values import MAX_ASKED, Trace, shape_of, source_of
+from shardmill.chat.jinja.values import MAX_ASKED, Trace, TracedText, shape_of, source_of
 from shardmill.chat.policy import (
     ASSISTANT,
     CheckedMessage,
@@ -63,6 +65,7 @@ from shardmill.chat.policy import (
     check_messages,
     check_tools,
     has_bytes,
+    is_plain_message,
     special_in_text,
     trained_messages,
 )
@@ -70,7 +73,6 @@ from shardmill.errors import OptionError, TemplateError
 from shardmill.protocols import Encoder
 from shardmill.records import (
     JSON,
-    ROLES,
     BoolArray,
     ChatExamples,
     Conversation,
@@ -85,6 +87,14 @@ _MAX_FORMS, _MAX_FORMS_OF_A_SHAPE = 4096, 32  # kept; where every text has its o
 _MAX_SOURCES = 2**25  # characters of the sources of all kept forms; compiled, about 10 bytes each
 
 
+class _Written(NamedTuple):
+    """How a conversation is written."""
+
+    form: Form
+    texts: Texts
+    ids: list[IntArray] | None = None  # of the texts, if transformers encoded them already
+
+
 @dataclass(slots=True)
 class _Waiting:
     """Conversations whose texts are to be encoded."""
@@ -92,13 +102,30 @@ class _Waiting:
     at: list[int] = field(default_factory=list)  # positions in the input
     forms: list[Form] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    ids: list[IntArray] = field(default_factory=list)  # of the texts, where they are known
     num_texts: list[int] = field(default_factory=list)
 
-    def add(self, at: int, form: Form, texts: Texts) -> None:
+    def add(self, at: int, written: _Written) -> None:
         self.at.append(at)
-        self.forms.append(form)
-        self.texts += texts
-        self.num_texts.append(len(texts))
+        self.forms.append(written.form)
+        self.texts += written.texts
+        self.ids += written.ids or ()
+        self.num_texts.append(len(written.texts))
+
+
+class _Reading(NamedTuple):
+    """One rendering of a whole conversation; nothing is written if the template refuses it."""
+
+    trace: Trace
+    whole: Written | None
+
+    def key(self) -> object:
+        """What it asked and wrote, with sources in place of texts."""
+        if self.whole is None:
+            return tuple(self.trace.guards), None
+        pieces, marks, edges = self.whole
+        sources = [one._source if type(one) is TracedText else f"'{one}" for one in pieces]
+        return tuple(self.trace.guards), tuple(sources), tuple(marks), tuple(edges)
 
 
 class _LaidOut(NamedTuple):
@@ -118,18 +145,45 @@ class _LaidOut(NamedTuple):
         return items, [(one.item, tuple(map(source_of, one.prefix))) for one in ends]
 
 
-class _Forms(dict[object, list[Form]]):
+class KeptForms(dict[object, list[Form]]):
     """Forms by the shape of conversations. They are functions, so another process starts anew."""
 
     def __init__(self) -> None:
         self.count = self.size = 0  # forms, and characters of their sources
         self.apart: dict[Neighbours, bool] = {}  # whether texts between these are encoded apart
 
+    def has_room(self, shape: object) -> bool:
+        return self.count < _MAX_FORMS and len(self.get(shape, ())) < _MAX_FORMS_OF_A_SHAPE
+
+    def keep(self, shape: object, form: Form, size: int) -> bool:
+        """Whether there was room for it."""
+        if not self.has_room(shape) or self.size + size > _MAX_SOURCES:
+            return False
+        self.setdefault(shape, []).append(form)
+        self.count += 1
+        self.size += size
+        return True
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Forms, ()
+        return KeptForms, ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Proofs(dict[object, Form]):
+    """Forms by what a rendering wrote and asked, for conversations beyond the kept forms: such a
+    conversation is rendered and compared each time, and only its layout is not proved again."""
+
+    def has_room(self) -> bool:
+        return len(self) < _MAX_FORMS
+
+    def keep(self, key: object, form: Form) -> None:
+        if self.has_room():
+            self[key] = form
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Proofs, ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class JinjaTemplate:
     """One Jinja template, bound to one tokenizer, with which it pickles if that can be pickled, as
     those of transformers can. Made by `open_jinja_template`."""
@@ -138,7 +192,8 @@ class JinjaTemplate:
     engine: JinjaEngine
     facts: TemplateFacts
     encoder: Encoder
-    forms: _Forms = field(default_factory=_Forms)
+    forms: KeptForms = field(default_factory=KeptForms)
+    proofs: _Proofs = field(default_factory=_Proofs)
 
     @property
     def marker_ids(self) -> frozenset[int]:
@@ -149,8 +204,15 @@ class JinjaTemplate:
         """The special tokens that end an assistant's turn and are trained with it."""
         return self.facts.closing
 
+    @cached_property
+    def _is_marker(self) -> BoolArray:
+        """(ids,) whether an id is a marker; the last one stands for all larger ids."""
+        found = np.zeros(max(self.marker_ids, default=0) + 2, np.bool_)
+        found[list(self.marker_ids)] = True
+        return found
+
     def with_encoder(self, encoder: Encoder) -> JinjaTemplate:
-        return replace(self, encoder=encoder, forms=_Forms())
+        return replace(self, encoder=encoder, forms=KeptForms(), proofs=_Proofs())
 
     def describe(self) -> dict[str, JSON]:
         engine = self.engine
@@ -184,19 +246,21 @@ class JinjaTemplate:
 
     def render(self, conversations: Sequence[Conversation], policy: TrainPolicy) -> Rendered:
         reasons: dict[int, str] = {}
-        apart, whole = _Waiting(), _Waiting()
+        apart, whole, known = _Waiting(), _Waiting(), _Waiting()
         for position, conversation in enumerate(conversations):
             try:
-                form, texts = self._written(conversation, policy)
+                written = self._written(conversation, policy)
             except Dropped as why:
                 reasons[position] = str(why)
                 continue
-            (whole if form.is_whole else apart).add(position, form, texts)
+            waiting = whole if written.form.is_whole else apart
+            (waiting if written.ids is None else known).add(position, written)
         parts = [
             self._assembled(waiting, encode, reasons)
             for waiting, encode in (
                 (apart, self.encoder.encode_batch),
                 (whole, self.engine.encode_batch),
+                (known, lambda _: Ragged.from_sequences(known.ids)),
             )
             if waiting.at
         ]
@@ -242,33 +306,38 @@ class JinjaTemplate:
             reasons.setdefault(waiting.at[number], reason)
         return np.array(waiting.at, np.int64)[usable], made.examples.keep(usable)
 
-    def _written(self, conversation: Conversation, policy: TrainPolicy) -> tuple[Form, Texts]:
-        """The form of a conversation, and its texts."""
-        messages, flags, checked = self._messages(conversation)
-        tools = conversation.tools or None
+    def _written(self, conversation: Conversation, policy: TrainPolicy) -> _Written:
+        """How a conversation is written; Dropped if it cannot be shown."""
+        messages, tools = conversation.messages, conversation.tools or None
         if tools is not None:
             sound = check_tools(tools)
             if type(tools) is not list or any(type(tool) is not dict for tool in tools):
                 tools = list(map(json.loads, sound))
-        shape = (policy, flags, shape_of(messages, tools))
+        roles = _plain_roles(messages)
+        if roles is not None:
+            shape: object = (policy, tools is None, *roles)
+            checked = None
+        else:
+            messages, checked = self._checked(messages)
+            flags = tuple(message.train for message in checked)
+            shape = (policy, flags, shape_of(messages, tools))
         for form in self.forms.get(shape, ()):
-            try:
-                texts = form.write(messages, tools)
-            except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-                continue  # what it asks cannot be asked here
+            texts = _texts_of(form, messages, tools)
             if texts is not None:
+                written = _Written(form, texts)
                 break
         else:
-            form, texts = self._learn(messages, tools, checked, policy, shape)
+            written = self._learn(messages, tools, checked, policy, shape)
+        form, texts, ids = written
         if form.reason is not None:
             raise Dropped(form.reason)
         if checked is not None and not all(map(has_bytes, texts)):
             raise Dropped("invalid_unicode")
         if self._holds_markers(form, texts):
             raise Dropped("special_in_text")
-        if texts and zlib.crc32(texts[-1].encode()) % _WATCHED == 0:
+        if ids is None and texts and zlib.crc32(texts[-1].encode()) % _WATCHED == 0:
             self._watch(messages, tools, form, texts)
-        return form, texts
+        return written
 
     def _holds_markers(self, form: Form, texts: Texts) -> bool:
         """Whether a text would become a marker."""
@@ -297,28 +366,12 @@ class JinjaTemplate:
         encode = self.engine.encode_batch if form.is_whole else self.encoder.encode_batch
         return assemble([form], encode(texts), [len(texts)]).examples.ids[0]
 
-    def _messages(
-        self, conversation: Conversation
-    ) -> tuple[Messages, tuple[bool | None, ...], list[CheckedMessage] | None]:
-        """The messages as templates want them, their own train flags, and what was checked of
-        them, if they were not of the usual plain form."""
-        messages = conversation.messages
-        if type(messages) is list and messages:
-            for message in messages:
-                if type(message) is not dict or len(message) != 2:
-                    break
-                text = message.get("content")
-                if type(text) is not str or message.get("role") not in _PLAIN_ROLES:
-                    break
-                if not (text.isascii() or has_bytes(text)):
-                    break
-            else:
-                return messages, (), None
+    def _checked(self, messages: Messages) -> tuple[Messages, list[CheckedMessage]]:
+        """The messages as templates want them, and what was checked of them."""
         checked = check_messages(messages)
         if self.facts.arguments == "none" and any(message.calls for message in checked):
             raise Dropped("no_place_for_tool_calls")
-        flags = tuple(message.train for message in checked)
-        return as_messages(messages, checked, self.facts.arguments), flags, checked
+        return as_messages(messages, checked, self.facts.arguments), checked
 
     def _learn(
         self,
@@ -327,40 +380,75 @@ class JinjaTemplate:
         checked: Sequence[CheckedMessage] | None,
         policy: TrainPolicy,
         shape: object,
-    ) -> tuple[Form, Texts]:
+    ) -> _Written:
         """Let the template write a conversation, and keep how it did that."""
+        reading = self._read(messages, tools)
+        key = (shape, reading.key())
+        earlier = self.proofs.get(key)
+        if earlier is not None:
+            proved = self._proved(earlier, messages, tools)
+            if proved is not None:
+                return proved
         checked = checked or check_messages(messages)
         trained = trained_messages(checked, policy)
         if not trained.any():
             said = any(message.role == ASSISTANT for message in checked)
             raise Dropped("nothing_trained" if said else "no_assistant")
-        seen, blind = (
-            self._lay_out(Trace(blind=blind), messages, tools, checked, trained, policy)
-            for blind in (False, True)
-        )
-        is_known = seen.trace.size < MAX_ASKED
-        is_known = is_known and seen.trace.guards == blind.trace.guards
-        is_known = is_known and seen.sources() == blind.sources()
+        needs_blind = self.forms.has_room(shape) or self.proofs.has_room()
+        is_known = reading.trace.size < MAX_ASKED and key not in self.proofs and needs_blind
+        seen = self._lay_out(reading, messages, tools, checked, trained, policy)
+        if is_known:
+            reading = self._read(messages, tools, blind=True)
+            blind = self._lay_out(reading, messages, tools, checked, trained, policy)
+            is_known = seen.trace.size < MAX_ASKED
+            is_known = is_known and seen.trace.guards == blind.trace.guards
+            is_known = is_known and seen.sources() == blind.sources()
         learnt = self._form(seen, messages, tools, is_known=is_known)
         if is_known:
-            self._keep(learnt, seen.trace, messages, tools, shape)
-        return learnt.form, learnt.said()
+            self._keep(learnt, seen.trace, messages, tools, shape, key)
+        return _Written(learnt.form, learnt.said())
+
+    def _proved(self, form: Form, messages: Messages, tools: Tools) -> _Written | None:
+        """A conversation that the template wrote like the one of this form: its ids are those of
+        transformers. None if it asks or encodes something else after all."""
+        texts = _texts_of(form, messages, tools)
+        if texts is None or form.reason is not None:
+            return None if texts is None else _Written(form, texts)
+        try:
+            wanted = self.engine.of_transformers(messages, tools)
+        except TemplateError:
+            return None
+        if form.is_whole or not self.engine.encodes_apart:
+            return _Written(form, texts) if np.array_equal(self._ids(form, texts), wanted) else None
+        ids = cut_texts(form, wanted, self._is_marker[np.minimum(wanted, len(self._is_marker) - 1)])
+        if ids is None:
+            return None
+        return _Written(form, texts, [*ids, *self.encoder.encode_batch(texts[form.num_texts :])])
+
+    def _read(self, messages: Messages, tools: Tools, *, blind: bool = False) -> _Reading:
+        trace = Trace(blind=blind)
+        try:
+            return _Reading(trace, self.engine.written(trace, messages, tools))
+        except TemplateError:
+            return _Reading(trace, None)
 
     def _keep(
-        self, learnt: Learnt, trace: Trace, messages: Messages, tools: Tools, shape: object
+        self,
+        learnt: Learnt,
+        trace: Trace,
+        messages: Messages,
+        tools: Tools,
+        shape: object,
+        key: object,
     ) -> None:
         """Use the form for later conversations, if there is room."""
-        known = self.forms.get(shape, ())
-        if len(known) == _MAX_FORMS_OF_A_SHAPE or self.forms.count == _MAX_FORMS:
-            return
         found = learnt.compiled(trace.guards)
-        if found is None or self.forms.size + found[1] > _MAX_SOURCES:
+        if found is None:
             return
         form, size = found
         assert form.write(messages, tools) == learnt.said(), "a form writes what it was learnt from"
-        self.forms.setdefault(shape, []).append(form)
-        self.forms.count += 1
-        self.forms.size += size
+        if not self.forms.keep(shape, form, size):
+            self.proofs.keep(key, form)
 
     def _form(self, laid: _LaidOut, messages: Messages, tools: Tools, *, is_known: bool) -> Learnt:
         """How the conversation is written; Dropped if transformers writes it in another way."""
@@ -409,14 +497,16 @@ class JinjaTemplate:
 
     def _lay_out(
         self,
-        trace: Trace,
+        reading: _Reading,
         messages: Messages,
         tools: Tools,
         checked: Sequence[CheckedMessage],
         trained: BoolArray,
         policy: TrainPolicy,
     ) -> _LaidOut:
-        facts = self.facts
+        facts, (trace, whole) = self.facts, reading
+        if whole is None:
+            return _LaidOut(trace, "template_refuses")
 
         def write(count: int, prompt: bool) -> Written:
             return self.engine.written(trace, messages[:count], tools, prompt=prompt)
@@ -434,6 +524,7 @@ class JinjaTemplate:
         )
         talk = Talk(
             trace=trace,
+            whole=whole,
             write=write,
             messages=messages,
             checked=checked,
@@ -459,20 +550,21 @@ class JinjaTemplate:
         return f"JinjaTemplate({self.name!r}, {how})"
 
 
-_PLAIN_ROLES = frozenset(ROLES)
+def _plain_roles(messages: object) -> list[str] | None:
+    """The roles of messages that are all a role and then a sound text, as nearly all are; else
+    None. A template can see the order of keys."""
+    if type(messages) is not list or not all(map(is_plain_message, messages)):
+        return None
+    roles = [next(iter(message.values())) for message in messages]
+    return roles if roles and roles == [message["role"] for message in messages] else None
 
 
-def _texts_in(value: object) -> Iterator[str]:
-    """Every text inside a JSON-like value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield str(key)
-            yield from _texts_in(part)
-    elif isinstance(value, Sequence) and not isinstance(value, bytes):
-        for part in value:
-            yield from _texts_in(part)
+def _texts_of(form: Form, messages: Messages, tools: Tools) -> Texts | None:
+    """None if an answer differs, or a question cannot be asked here."""
+    try:
+        return form.write(messages, tools)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _sha256(text: str) -> str:

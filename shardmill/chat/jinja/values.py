@@ -48,10 +48,14 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """`tojson` of transformers: no escapes for HTML, in the order of the object."""
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return _ENCODER.encode(value)  # json.dumps would make one each time
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 NAMES: dict[str, Any] = {
     "__builtins__": {},
@@ -190,9 +194,9 @@ class TracedText(str):
     placeholders in a blind trace; every method answers from `_said`.
     """
 
-    __slots__ = ("_origin", "_parts", "_said", "_source", "_trace")
+    __slots__ = ("_origin", "_own_source", "_parts", "_said", "_trace")
     _trace: Trace
-    _source: str
+    _own_source: str | None  # None: that of the parts, made when it is asked for
     _said: str
     _origin: str | None
     _parts: tuple[Part, ...] | None
@@ -200,7 +204,7 @@ class TracedText(str):
     def __new__(
         cls,
         trace: Trace,
-        source: str,
+        source: str | None,
         said: str,
         *,
         origin: str | None = None,
@@ -208,9 +212,18 @@ class TracedText(str):
     ) -> TracedText:
         # One more than the text has: a text may be empty, or look like placeholders itself.
         found = super().__new__(cls, PLACEHOLDER * (len(said) + 1) if trace.blind else said)
-        found._trace, found._source, found._said = trace, source, said
+        found._trace, found._own_source, found._said = trace, source, said
         found._origin, found._parts = origin, parts
         return found
+
+    @property
+    def _source(self) -> str:
+        if self._own_source is None:
+            parts = (part for part in self._parts or () if not isinstance(part, Mark | Edge))
+            self._own_source = f"({' + '.join(map(source_of, parts))})"
+            if self._own_source == "()":
+                self._own_source = "''"
+        return self._own_source
 
     def __str__(self) -> str:
         return self
@@ -454,39 +467,29 @@ def _thirds(text: TracedText, name: str, sep: str) -> Any:
     return tuple(text._trace.text(f"{source}[{at}]", part) for at, part in enumerate(made))
 
 
-def joined(values: Iterable[Any]) -> str:
+def joined(values: Iterable[str]) -> str:
     """The values as one text that keeps its parts."""
-    parts: list[Part] = []
-    trace: Trace | None = None
-    for value in values:
-        if isinstance(value, TracedText):
-            trace = value._trace
-            for part in value._parts or (value,):
-                _append(parts, part)
-        elif isinstance(value, Mark | Edge):
-            trace = value._trace
-            parts.append(value)
-        else:
-            _append(parts, str.__str__(value))
-    if trace is None:
-        return "".join(parts)
-    spoken = "".join(map(said, parts))
+    parts = parts_of(values)
     if len(parts) == 1 and isinstance(parts[0], TracedText):
         return parts[0]
-    sources = [source_of(part) for part in parts if not isinstance(part, Mark | Edge)]
-    source = f"({' + '.join(sources)})" if sources else "''"
-    return TracedText(trace, source, spoken, parts=tuple(parts))
+    traces = [part._trace for part in parts if isinstance(part, TracedText | Mark | Edge)]
+    if not traces:
+        return "".join(parts)
+    return TracedText(traces[-1], None, "".join(map(said, parts)), parts=tuple(parts))
 
 
-def _append(parts: list[Part], part: Part) -> None:
-    """Literals next to each other become one."""
-    is_literal = type(part) is str
-    if is_literal and not part:
-        return
-    if is_literal and parts and type(parts[-1]) is str:
-        parts[-1] += part
-    else:
-        parts.append(part)
+def parts_of(values: Iterable[str]) -> list[Part]:
+    """The parts of the values. Literals next to each other become one."""
+    parts: list[Part] = []
+    for value in values:
+        for part in (value._parts or (value,)) if isinstance(value, TracedText) else (value,):
+            if isinstance(part, TracedText | Mark | Edge):
+                parts.append(part)
+            elif parts and type(parts[-1]) is str:
+                parts[-1] += str.__str__(part)
+            elif part:
+                parts.append(str.__str__(part))
+    return parts
 
 
 class TracedList(list[Any]):
