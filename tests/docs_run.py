@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -188,7 +189,7 @@ class PageRun:
         return printed
 
     def _until_stopped(self, block: Block) -> str:
-        """Start it, wait for its first line, stop it as Ctrl-C does."""
+        """Start it, wait until the address that it prints answers, stop it as Ctrl-C does."""
         name = block.body.split()[1]
         asked = ["shardmill", name, "--help"]
         known = subprocess.run(
@@ -206,13 +207,17 @@ class PageRun:
             text=True,
         ) as process:
             assert process.stdout is not None
-            first = process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            rest = process.stdout.read()
+            printed = ""
+            for line in process.stdout:
+                printed += line
+                if line.startswith("http://"):
+                    with urllib.request.urlopen(line.strip(), timeout=600) as answer:
+                        answer.read()
+                    process.send_signal(signal.SIGINT)
             process.wait(600)
-        assert first, f"{block}: ended without a line"
-        assert "Traceback" not in first + rest, f"{block}:\n{first}{rest}"
-        return first + rest
+        assert "\nhttp://" in f"\n{printed}", f"{block}: ended without an address\n{printed}"
+        assert "Traceback" not in printed, f"{block}:\n{printed}"
+        return printed
 
 
 def assert_shown(block: Block, shown: str, printed: str, *, numbers_differ: bool) -> None:
