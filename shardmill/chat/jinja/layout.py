@@ -337,7 +337,8 @@ def lay_out(talk: Talk, rules: Rules) -> Layout:
     roles = [message.role for message in talk.checked]
     turns = may_merge(find_turns(whole, roles, rules.bos), whole, items, roles)
     sources = "\n".join(piece._source for piece in whole.pieces if isinstance(piece, TracedText))
-    if any(f"t[{n}]" not in sources and "json(t" not in sources for n in range(talk.num_tools)):
+    whole_tools = any(place in sources for place in _json_of("t"))
+    if not whole_tools and any(f"t[{n}]" not in sources for n in range(talk.num_tools)):
         raise Dropped("no_place_for_tools")
     stops = [*(turn.start for turn in turns[1:]), end_of(whole)]
     blocks = _blocks(whole, turns, stops, roles)
@@ -480,6 +481,11 @@ def end_of_turn(
     return last, (stop if rules.train_ends else last)
 
 
+def _json_of(source: str) -> tuple[str, str]:
+    """How the JSON of a whole value is written, and not of a part of it."""
+    return f"json({source})", f"json({source},"
+
+
 def _check_turn(
     talk: Talk,
     items: Items,
@@ -525,11 +531,11 @@ def _check_turn(
                 raise Dropped("content_changed")
         for number, call in enumerate(fields.get("tool_calls") or () if is_needed else ()):
             base = f"m[{index}]['tool_calls']"
-            outer = [f"json({base}", f"json({base}[{number}]"]
+            outer = [*_json_of(base), *_json_of(f"{base}[{number}]")]
             inner = f"{base}[{number}]['function']" if "function" in call else f"{base}[{number}]"
             arguments = call.get("function", call).get("arguments")
             for one in ("name", "arguments") if arguments else ("name",):
-                places = [f"{inner}[{one!r}]", f"json({inner}", *outer]
+                places = [f"{inner}[{one!r}]", *_json_of(inner), *outer]
                 if not any(place in sources for place in places):
                     raise missing(places, "no_place_for_tool_calls")
 
