@@ -593,6 +593,12 @@ def test_text_that_becomes_a_marker_in_another_spelling_or_with_its_neighbour_is
         ("m.content + messages[loop.index0 - 1].content", "trains_others"),
         ("messages[loop.index0 - 1].content[:1] + m.content", "trains_others"),
         ("m.content + m.content", "content_changed"),
+        ("m.content + m.content[:1]", "content_changed"),
+        (
+            "m.content|replace('x', '') + '<|im_end|>' + m.content|replace('x', '')",
+            "content_changed",
+        ),
+        ("m.content|replace('x', '') + m.content.split('x')[-1]", "content_changed"),
         ("m.content.strip('b')", "content_changed"),
     ],
 )

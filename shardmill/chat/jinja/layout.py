@@ -429,6 +429,7 @@ def _start_of_words(
 
 
 _STRINGS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_WORDS = re.compile(r"m\[\d+\]\['(?:content|reasoning_content|thinking|reasoning)'\]")
 _NAMES = re.compile(r"\bm\[(\d+)\]|\b(m|t)\b")
 
 
@@ -438,16 +439,25 @@ def _check_own(
     parts: Sequence[tuple[ItemPosition, ItemPosition]],
     roles: Sequence[int],
 ) -> None:
-    """What is trained comes from the turn's own messages, and no field of an answer twice."""
-    whole: list[str] = []
+    """What is trained comes from the turn's own messages, and nothing they say is there twice."""
+    said_once: set[str] = set()
+    wholes: list[str] = []
+    spoken: list[str] = []
     for text in (text for part in parts for text in items.texts(*part)):
         for number, other in _NAMES.findall(_STRINGS.sub("''", text._source)):
             if int(number) not in turn.messages if number else other == "m":
                 raise Dropped("trains_others")
             if other == "t" and roles[turn.messages[-1]] == ASSISTANT:
                 raise Dropped("trains_others")
-        whole += [text._origin] if text._origin else []
-    if len(set(whole)) < len(whole):
+        words = _WORDS.search(text._source)
+        if words is None:
+            continue
+        if text._source in said_once:
+            raise Dropped("content_changed")
+        said_once.add(text._source)
+        spoken.append(words.group())
+        wholes += [text._origin] if text._origin else []
+    if any(spoken.count(one) > 1 for one in wholes):
         raise Dropped("content_changed")
 
 
@@ -525,6 +535,11 @@ def _check_turn(
             there = words.strip() in items.said(parts)
             if not talk.trace.ask(f"{names[0]}.strip() in {written}", there):
                 raise Dropped("content_changed")
+            said_of_it = [text for text in texts if any(n in text._source for n in names)]
+            size = sum(len(text._said) for text in said_of_it)
+            pieces = " + ".join(map(source_of, said_of_it))
+            if not talk.trace.ask(f"len({pieces}) <= len({names[0]})", size <= len(words)):
+                raise Dropped("content_changed")  # some of it twice
         if message.text is None and message.role == ASSISTANT:
             literals = [one for part in parts for one in items.fragments(*part)]
             if any(not isinstance(one, TracedText) and "None" in one for one in literals):
