@@ -514,12 +514,27 @@ def test_values_that_are_no_json_are_listed_or_dropped() -> None:
     assert rendered(template, system("", o="\ud800")) == "invalid_unicode"
 
 
-def test_tools_of_any_sequence_are_written() -> None:
-    template = open_jinja_template(make_tokenizer("{% if tools %}{{ tools }}{% endif %}" + CHATML))
-    talk = system("a")
-    assert rendered(template, talk, tools=({"name": "b"},)) == rendered(
-        template, talk, tools=[{"name": "b"}]
+def test_tools_of_any_sequence_are_written_and_each_of_them() -> None:
+    written = "{{ tools }}{% for tool in tools or [] %}{{ tool|tojson }}{% endfor %}"
+    template = open_jinja_template(make_tokenizer(written + CHATML))
+    tools, talk = [{"name": "b"}, {"name": "c"}], system("a")
+    found = rendered(template, talk, tools=tuple(tools))
+    assert found == template.engine.of_transformers(talk, tools).tolist()
+    assert rendered(template, talk, tools=tools) == found
+    one = open_jinja_template(make_tokenizer("{{ (tools or [0])[0]|tojson }}" + CHATML))
+    assert rendered(one, talk, tools=tools) == "no_place_for_tools"
+
+
+@pytest.mark.parametrize("calls", ["m.tool_calls[0]", "m.tool_calls[0].function.name"])
+def test_calls_of_which_only_a_part_is_written_are_dropped(calls: str) -> None:
+    source = CHATML.replace(
+        "m['content'] +", f"m.content + (({calls}|tojson) if m.tool_calls else '') +"
     )
+    template = open_jinja_template(make_tokenizer(source))
+    look = {"type": "function", "function": {"name": "look", "arguments": {"lamp": "oil"}}}
+    asked, called = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    found = rendered(template, [asked, {**called, "tool_calls": [look, look]}])
+    assert found == "no_place_for_tool_calls"
 
 
 def test_a_marker_that_nothing_writes_drops_nothing_whatever_came_before() -> None:
@@ -578,6 +593,12 @@ def test_text_that_becomes_a_marker_in_another_spelling_or_with_its_neighbour_is
         ("m.content + messages[loop.index0 - 1].content", "trains_others"),
         ("messages[loop.index0 - 1].content[:1] + m.content", "trains_others"),
         ("m.content + m.content", "content_changed"),
+        ("m.content + m.content[:1]", "content_changed"),
+        (
+            "m.content|replace('x', '') + '<|im_end|>' + m.content|replace('x', '')",
+            "content_changed",
+        ),
+        ("m.content|replace('x', '') + m.content.split('x')[-1]", "content_changed"),
         ("m.content.strip('b')", "content_changed"),
     ],
 )

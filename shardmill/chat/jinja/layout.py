@@ -339,7 +339,8 @@ def lay_out(talk: Talk, rules: Rules) -> Layout:
     roles = [message.role for message in talk.checked]
     turns = may_merge(find_turns(whole, roles, rules.bos), whole, items, roles)
     sources = "\n".join(piece._source for piece in whole.pieces if isinstance(piece, TracedText))
-    if any(f"t[{n}]" not in sources and "json(t" not in sources for n in range(talk.num_tools)):
+    whole_tools = any(place in sources for place in _json_of("t"))
+    if not whole_tools and any(f"t[{n}]" not in sources for n in range(talk.num_tools)):
         raise Dropped("no_place_for_tools")
     stops = [*(turn.start for turn in turns[1:]), end_of(whole)]
     blocks = _blocks(whole, turns, stops, roles)
@@ -439,6 +440,7 @@ def _start_of_words(
 
 
 _STRINGS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_WORDS = re.compile(r"m\[\d+\]\['(?:content|reasoning_content|thinking|reasoning)'\]")
 _NAMES = re.compile(r"\bm\[(\d+)\]|\b(m|t)\b")
 
 
@@ -448,16 +450,25 @@ def _check_own(
     parts: Sequence[tuple[ItemPosition, ItemPosition]],
     roles: Sequence[int],
 ) -> None:
-    """What is trained comes from the turn's own messages, and no field of an answer twice."""
-    whole: list[str] = []
+    """What is trained comes from the turn's own messages, and nothing they say is there twice."""
+    said_once: set[str] = set()
+    wholes: list[str] = []
+    spoken: list[str] = []
     for text in (text for part in parts for text in items.texts(*part)):
         for number, other in _NAMES.findall(_STRINGS.sub("''", text._source)):
             if int(number) not in turn.messages if number else other == "m":
                 raise Dropped("trains_others")
             if other == "t" and roles[turn.messages[-1]] == ASSISTANT:
                 raise Dropped("trains_others")
-        whole += [text._origin] if text._origin else []
-    if len(set(whole)) < len(whole):
+        words = _WORDS.search(text._source)
+        if words is None:
+            continue
+        if text._source in said_once:
+            raise Dropped("content_changed")
+        said_once.add(text._source)
+        spoken.append(words.group())
+        wholes += [text._origin] if text._origin else []
+    if any(spoken.count(one) > 1 for one in wholes):
         raise Dropped("content_changed")
 
 
@@ -491,6 +502,11 @@ def end_of_turn(
         return ItemPosition(run[0]), ItemPosition(run[1])
     last = items.last_text(start, stop)
     return last, (stop if rules.train_ends else last)
+
+
+def _json_of(source: str) -> tuple[str, str]:
+    """How the JSON of a whole value is written, and not of a part of it."""
+    return f"json({source})", f"json({source},"
 
 
 def _check_turn(
@@ -532,6 +548,11 @@ def _check_turn(
             there = words.strip() in items.said(parts)
             if not talk.trace.ask(f"{names[0]}.strip() in {written}", there):
                 raise Dropped("content_changed")
+            said_of_it = [text for text in texts if any(n in text._source for n in names)]
+            size = sum(len(text._said) for text in said_of_it)
+            pieces = " + ".join(map(source_of, said_of_it))
+            if not talk.trace.ask(f"len({pieces}) <= len({names[0]})", size <= len(words)):
+                raise Dropped("content_changed")  # some of it twice
         if message.text is None and message.role == ASSISTANT:
             literals = [one for part in parts for one in items.fragments(*part)]
             if any(not isinstance(one, TracedText) and "None" in one for one in literals):
@@ -540,11 +561,11 @@ def _check_turn(
             _check_order([text._source for text in texts], index)
         for number, call in enumerate(fields.get("tool_calls") or () if is_needed else ()):
             base = f"m[{index}]['tool_calls']"
-            outer = [f"json({base}", f"json({base}[{number}]"]
+            outer = [*_json_of(base), *_json_of(f"{base}[{number}]")]
             inner = f"{base}[{number}]['function']" if "function" in call else f"{base}[{number}]"
             arguments = call.get("function", call).get("arguments")
             for one in ("name", "arguments") if arguments else ("name",):
-                places = [f"{inner}[{one!r}]", f"json({inner}", *outer]
+                places = [f"{inner}[{one!r}]", *_json_of(inner), *outer]
                 if not any(place in sources for place in places):
                     raise missing(places, "no_place_for_tool_calls")
 

@@ -87,8 +87,8 @@ class Trace:
         self.size = 0  # characters asked; from MAX_ASKED on, nothing is kept
 
     def _note(self, guard: str) -> None:
-        self.size += len(guard)
-        if self.size < MAX_ASKED:
+        if guard not in self.guards and self.size < MAX_ASKED:
+            self.size += len(guard)
             self.guards[guard] = None
 
     def ask(self, source: str, answer: bool) -> bool:
