@@ -455,7 +455,7 @@ def open_jinja_template(
     try:
         facts = find_facts(engine)
     except TemplateError as problem:
-        raise TemplateError(f"chat template {label!r}: {problem}") from problem
+        raise TemplateError(f"chat template {label!r}: {{problem}}", problem=problem) from problem
     return JinjaTemplate(name=label, engine=engine, facts=facts, encoder=encoder or engine)
 
 
