@@ -190,6 +190,12 @@ def build(
         rules = {key: given[key] for key in _READ_RULES if given[key]}
         source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error", **rules)
         options = {key: given[key] for key in _TEMPLATE_OPTIONS if given[key]}
+        if fan_out and train_on == "all":
+            raise OptionError(
+                "{fan_out}: trains the last answer of each example; leave out {train_on}",
+                fan_out=True,
+                train_on="all",
+            )
         policy = TrainPolicy(
             train_on="last-assistant" if fan_out else train_on, train_on_eot=train_on_eot
         )
