@@ -202,3 +202,14 @@ def test_two_workers_write_the_bytes_of_one(build) -> None:
         assert code == 0, err
         made.append(folder_digest(Path("s")))
     assert made[0] == made[1]
+
+
+def test_a_template_without_end_is_stopped_on_the_battery_too(build) -> None:
+    """It knows the first messages it is tried with; what shows a refusal must not run it freely."""
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    tried = "['asked', 'answered', 'again', '']"
+    code, _, err = build(
+        f"{{% if messages[-1].content not in {tried} %}}{loops}{{% endif %}}{CHATML}"
+    )
+    assert code == 2
+    assert "it was dropped (template_refuses" in err

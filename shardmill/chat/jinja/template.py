@@ -390,6 +390,7 @@ class JinjaTemplate:
         dropped, never to train."""
         checked = check_messages(conversation.messages)
         messages = as_messages(conversation.messages, checked, self.facts.arguments)
+        self.engine.text(messages, conversation.tools)  # that of transformers has no budget
         return self.engine.of_transformers(messages, conversation.tools), None
 
     def __repr__(self) -> str:
