@@ -321,9 +321,9 @@ def open_template(
         return opened, _jinja_template(str(template), tokenizer, opened, **options), True
     for name in options:
         raise OptionError(
-            f"{{{name}}}: is for Jinja templates, {{template}}='jinja' or a .jinja file",
+            f"{{{name}}}: is for Jinja templates; use it with {{template}}, or a .jinja file",
             **{name: options[name]},
-            template=str(template),
+            template="jinja",
         )
     if path is None:
         assert not isinstance(template, str | Path)
@@ -354,9 +354,10 @@ def _jinja_template(
     if template != "jinja":
         if chat_template is not None:
             raise OptionError(
-                "{chat_template}: names one of the tokenizer's own templates, {template}='jinja'",
+                "{chat_template}: names one of the tokenizer's own templates; use it with "
+                "{template}",
                 chat_template=chat_template,
-                template=template,
+                template="jinja",
             )
         try:
             text = Path(template).read_text("utf-8")
