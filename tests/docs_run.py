@@ -94,7 +94,35 @@ def write_tokens(folder: Path) -> None:
     (folder / "tokens/metadata.yaml").write_text(facts)
 
 
-EXTRAS: Mapping[str, Callable[[Path], None]] = {"config.md": write_tokens}
+ENDS = "{{ '<|im_end|>\\n' }}"
+THINKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
+    "{% if m['role'] == 'assistant' and (loop.last or m['reasoning_content']) %}"
+    "{{ '<think>\\n' + (m['reasoning_content'] or '') + '\\n</think>\\n\\n' }}{% endif %}"
+    "{{ m['content'] }}" + ENDS + "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""Writes an empty block of reasoning in the last turn only, as the template of Qwen 3."""
+
+
+def write_model(folder: Path) -> None:
+    """A small tokenizer with a chat template, where the id of one on the hub would be."""
+    from tests.chat.jinja_kit import make_tokenizer
+
+    make_tokenizer(THINKS).save_pretrained(str(folder / "Qwen/Qwen3-0.6B"))
+    talks = [
+        json.loads(line)
+        for path in sorted(folder.glob("chats/*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    (folder / "chats.json").write_text(json.dumps(talks))
+
+
+EXTRAS: Mapping[str, Callable[[Path], None]] = {
+    "config.md": write_tokens,
+    "chats.md": write_model,
+    "chat-data.md": write_model,
+}
 """Page -> what its folder holds beside the rest."""
 
 

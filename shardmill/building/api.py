@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardmill.arguments import choices
+from shardmill.building.advice import advised
 from shardmill.building.chats import build_chats
 from shardmill.building.packs import build_plan
 from shardmill.building.plan import BuildSpec, Feed
@@ -147,6 +149,7 @@ def build(
     specials = {**(special or {}), **({"eot": eot} if eot else {})} or None
     run: Callable[..., BuildReport]
     source: Source | ConversationSource
+    advice: Callable[[], AbstractContextManager[None]] = nullcontext
     how: dict[str, Any] = {"engine": engine, "resume": resume, "overwrite": overwrite}
     how |= {"scratch": scratch, "on_progress": on_progress}
     how |= {"workers": workers, "unit_bytes": unit_bytes, "memory": memory}
@@ -187,7 +190,24 @@ def build(
         rules = {key: given[key] for key in _READ_RULES if given[key]}
         source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error", **rules)
         options = {key: given[key] for key in _TEMPLATE_OPTIONS if given[key]}
-        opened, chosen, any_encoder = open_template(template, tokenizer, specials, **options)
+        if fan_out and train_on == "all":
+            raise OptionError(
+                "{fan_out}: trains the last answer of each example; leave out {train_on}",
+                fan_out=True,
+                train_on="all",
+            )
+        policy = TrainPolicy(
+            train_on="last-assistant" if fan_out else train_on, train_on_eot=train_on_eot
+        )
+        any_encoder = True
+        if is_jinja(template):
+            opened = _open_tokenizer(tokenizer, specials)
+            reopen = partial(_jinja_template, str(template), tokenizer, opened)
+            advice = partial(advised, reopen, options, opened, source, policy)
+            with advice():
+                chosen = reopen(**options)
+        else:
+            opened, chosen, any_encoder = open_template(template, tokenizer, specials, **options)
         run = partial(
             build_chats,
             source,
@@ -197,16 +217,15 @@ def build(
             spec=BuildSpec(
                 dataset_name=name or source.name, seed=seed or 0, shard_bytes=shard_bytes
             ),
-            policy=TrainPolicy(
-                train_on="last-assistant" if fan_out else train_on, train_on_eot=train_on_eot
-            ),
+            policy=policy,
             val_fraction=val_fraction,
             test_fraction=test_fraction,
             **how,
         )
     _check_report(report, source)
     _check_inputs(work, source)
-    done = run(out)
+    with advice():
+        done = run(out)
     if report is not None:
         try:
             Path(report).write_text(json.dumps(done.to_json(), indent=2) + "\n")
@@ -298,13 +317,13 @@ def open_template(
     tokenizer, after it whether it may use a fast engine. `options`: those of Jinja templates."""
     opened = _open_tokenizer(tokenizer, special)
     path = Path(template) if isinstance(template, str | Path) else None
-    if path is not None and (str(path) == "jinja" or path.suffix in (".jinja", ".jinja2")):
+    if is_jinja(template):
         return opened, _jinja_template(str(template), tokenizer, opened, **options), True
     for name in options:
         raise OptionError(
-            f"{{{name}}}: is for Jinja templates, {{template}}='jinja' or a .jinja file",
+            f"{{{name}}}: is for Jinja templates; use it with {{template}}, or a .jinja file",
             **{name: options[name]},
-            template=str(template),
+            template="jinja",
         )
     if path is None:
         assert not isinstance(template, str | Path)
@@ -312,6 +331,13 @@ def open_template(
     is_file = path.suffix in (".json", ".toml")
     spec: TemplateSpec = load_template_spec(path) if is_file else known_template(str(template))
     return opened, bind_template(spec, opened), True
+
+
+def is_jinja(template: str | Path | ChatTemplate) -> bool:
+    """Whether this names a Jinja template."""
+    if not isinstance(template, str | Path):
+        return False
+    return str(template) == "jinja" or Path(template).suffix in (".jinja", ".jinja2")
 
 
 def _jinja_template(
@@ -328,9 +354,10 @@ def _jinja_template(
     if template != "jinja":
         if chat_template is not None:
             raise OptionError(
-                "{chat_template}: names one of the tokenizer's own templates, {template}='jinja'",
+                "{chat_template}: names one of the tokenizer's own templates; use it with "
+                "{template}",
                 chat_template=chat_template,
-                template=template,
+                template="jinja",
             )
         try:
             text = Path(template).read_text("utf-8")
@@ -348,12 +375,9 @@ def _jinja_template(
     from shardmill.chat.jinja.template import open_jinja_template
     from shardmill.tokenizers.huggingface import load_transformers
 
-    path = Path(tokenizer)
-    is_file = path.name == "tokenizer.json" and path.is_file()
-    loaded = load_transformers(str(path.parent if is_file else tokenizer))
     try:
         return open_jinja_template(
-            loaded,
+            load_transformers(_folder_of(tokenizer)),
             chat_template=text,
             variables=template_vars,
             now=None if template_date is None else _date(template_date),
@@ -361,7 +385,14 @@ def _jinja_template(
             any_prompt=any_prompt,
         )
     except TemplateError as error:
-        raise TemplateError(f"{{template}}: {error}", template=template) from error
+        raise TemplateError("{template}: {error}", template=template, error=error) from error
+
+
+def _folder_of(tokenizer: str | Path) -> str:
+    """What transformers opens: the folder of a tokenizer.json, a folder, or the id of a hub."""
+    path = Path(tokenizer)
+    is_file = path.name == "tokenizer.json" and path.is_file()
+    return str(path.parent if is_file else tokenizer)
 
 
 def _date(text: str) -> datetime:
@@ -383,7 +414,7 @@ def recorded_template(
     from shardmill.tokenizers.huggingface import load_transformers
 
     return open_jinja_template(
-        load_transformers(str(tokenizer)),
+        load_transformers(_folder_of(tokenizer)),
         chat_template=recorded["source"],
         name=recorded["name"],
         variables=recorded["variables"],

@@ -75,9 +75,9 @@ def build_chats(
     if source.describe().get("fan_out") and policy.train_on != "last-assistant":
         raise OptionError(
             "{fan_out}: gives every answer a conversation that ends with it, so only the last "
-            "answer of each is trained: use {train_on}='last-assistant'",
+            f"answer of each is trained, not {policy.train_on!r}: use {{train_on}}",
             fan_out=True,
-            train_on=policy.train_on,
+            train_on="last-assistant",
         )
     dividing = {key: run.pop(key) for key in WorkerKeywords.__annotations__ if key in run}
     rule = hash_split(spec.seed, val_fraction, test_fraction)

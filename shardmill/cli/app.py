@@ -9,12 +9,13 @@ and a typo with the nearest name.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import takewhile
@@ -353,6 +354,8 @@ def as_flag(name: str, value: object) -> str:
     flag = name if name.startswith("--") or name.isupper() else _default_flag(name)
     if value is ... or value is True:
         return flag
+    if isinstance(value, Mapping):
+        return " ".join(f"{flag} {shlex.quote(f'{k}={json.dumps(v)}')}" for k, v in value.items())
     if value is False:
         return f"--no-{flag.removeprefix('--')}"
     return f"no {flag}" if value is None else f"{flag} {shlex.quote(str(value))}"

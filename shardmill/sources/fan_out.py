@@ -8,7 +8,7 @@ the past): trained with the policy "last-assistant", every answer is seen as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardmill.messages import normal_role
@@ -50,3 +50,21 @@ def _answers(whole: Conversation) -> Iterator[Conversation]:
         if answers:
             return
     yield whole
+
+
+def times_as_long(conversations: Sequence[Conversation]) -> float:
+    """How many times their characters all the conversations made of them have."""
+    given = sum(map(_num_characters, conversations))
+    made = sum(_num_characters(one) for whole in conversations for one in _answers(whole))
+    return made / given if given else 1.0
+
+
+def _num_characters(conversation: Conversation) -> int:
+    messages = conversation.messages
+    return sum(
+        len(str(message[key]))
+        for message in (messages if isinstance(messages, list) else ())
+        if isinstance(message, Mapping)
+        for key in ("content", "reasoning_content", "tool_calls")
+        if message.get(key)
+    )

@@ -398,7 +398,7 @@ def test_the_clock_is_never_read() -> None:
         "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}"
         "{% endif %}{{ date_string + '\\n' }}" + CHATML
     )
-    with pytest.raises(TemplateError, match="template_date"):
+    with pytest.raises(TemplateError, match="which day it is with template_date"):
         open_jinja_template(make_tokenizer(dated))
     fixed = open_jinja_template(make_tokenizer(dated), variables={"date_string": "1 Jan 2024"})
     assert fixed.render([TWO], PLAIN).kept.tolist() == [0]

@@ -374,7 +374,7 @@ def test_a_filter_that_is_not_supported_is_an_error_only_where_it_runs() -> None
 def test_the_date_is_the_one_given_or_an_error_that_says_how_to_give_one() -> None:
     source = "{{ strftime_now('%d %B %Y') if strftime_now is defined }}"
     assert write(source) == "26 July 2024"
-    with pytest.raises(TemplateError, match=r"fix the date with variables=\{'date_string'"):
+    with pytest.raises(TemplateError, match="which day it is with template_date"):
         TemplateSandbox().program(source).pieces({}, 0)
 
 

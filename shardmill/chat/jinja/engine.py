@@ -539,7 +539,9 @@ def _check_prompt(asked: str, prompt: str, answered: str) -> None:
             f"for a question with the generation prompt it writes {prompt!r}, and for the question "
             f"and its answer {answered!r}: they do not begin alike, so what is trained would "
             "follow other text than what is generated. Look for a variable that changes it "
-            "({template_vars}={'enable_thinking': False}), or accept that with {any_prompt}"
+            "({template_vars}), or accept that with {any_prompt}",
+            template_vars={"enable_thinking": False},
+            any_prompt=True,
         )
     before, answer, _ = answered[len(prompt) :].partition(str(ANSWER["content"]))
     if prompt == asked and before.strip():

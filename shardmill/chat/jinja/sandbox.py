@@ -457,4 +457,6 @@ def _as_template_error(problem: Exception, line: int | None) -> TemplateError:
     message = " ".join(str(problem)[:2000].split())[:300] or "no message"
     if isinstance(problem, RecursionError):
         message = "it is nested too deeply, or calls itself without end"
-    return TemplateError(f"the template raised {type(problem).__name__}{where}: {message}")
+    return TemplateError(
+        f"the template raised {type(problem).__name__}{where}: {message}", template_date=...
+    )

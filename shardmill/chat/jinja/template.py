@@ -543,6 +543,7 @@ class JinjaTemplate:
         dropped, never to train."""
         checked = check_messages(conversation.messages)
         messages = as_messages(conversation.messages, checked, self.facts.arguments)
+        self.engine.text(messages, conversation.tools)  # that of transformers has no budget
         return self.engine.of_transformers(messages, conversation.tools), None
 
     def __repr__(self) -> str:
@@ -609,7 +610,7 @@ def open_jinja_template(
     try:
         facts = find_facts(engine)
     except TemplateError as problem:
-        raise TemplateError(f"chat template {label!r}: {problem}") from problem
+        raise TemplateError(f"chat template {label!r}: {{problem}}", problem=problem) from problem
     return JinjaTemplate(name=label, engine=engine, facts=facts, encoder=encoder or engine)
 
 

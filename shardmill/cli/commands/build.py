@@ -145,8 +145,10 @@ class BuildChatsCommand(BuildOptions):
     chat_template: Annotated[
         str | None, "Of a tokenizer with several Jinja templates, the name of one."
     ] = None
-    template_var: Annotated[
-        list[str] | None, "NAME=VALUE for a Jinja template, as enable_thinking=false."
+    template_vars: Annotated[
+        list[str] | None,
+        "--template-var",
+        "NAME=VALUE for a Jinja template, as enable_thinking=false.",
     ] = None
     template_date: Annotated[
         str | None, "The date for a Jinja template that writes today's, as 2024-07-26."
@@ -166,7 +168,7 @@ class BuildChatsCommand(BuildOptions):
 
     def run(self) -> Answer:
         given = {"special": parse_special(self.special), "role_map": parse_role_map(self.role_map)}
-        return _run_build(self, **given, template_vars=parse_template_vars(self.template_var))
+        return _run_build(self, **given, template_vars=parse_template_vars(self.template_vars))
 
 
 def _sizes(options: BuildOptions) -> dict[str, Any]:
@@ -178,7 +180,7 @@ def _sizes(options: BuildOptions) -> dict[str, Any]:
 def _run_build(options: BuildOptions, **more: Any) -> Answer:
     """Build with these options; `more` replaces options."""
     keywords = {**vars(options), **_sizes(options)}
-    other = ("as_json", "dry_run", "template_var")
+    other = ("as_json", "dry_run")
     keywords = {name: keywords[name] for name in keywords if name not in other}
     # Ray prints to stdout what goes wrong on its nodes
     with build_progress() as progress, redirect_stdout(sys.stderr):
