@@ -332,8 +332,10 @@ def lay_out(talk: Talk, rules: Rules) -> Layout:
     roles = [message.role for message in talk.checked]
     turns = may_merge(find_turns(whole, roles, rules.bos), whole, items, roles)
     sources = "\n".join(piece._source for piece in whole.pieces if isinstance(piece, TracedText))
-    if any(f"t[{n}]" not in sources and "json(t" not in sources for n in range(talk.num_tools)):
-        raise Dropped("no_place_for_tools")
+    if talk.num_tools and not _has_json("t", sources):
+        talk.trace.pin("len(t)", talk.num_tools)
+        if any(f"t[{number}]" not in sources for number in range(talk.num_tools)):
+            raise Dropped("no_place_for_tools")
     stops = [*(turn.start for turn in turns[1:]), end_of(whole)]
     blocks = _blocks(whole, turns, stops, roles)
     spans: list[TrainedSpan] = []
@@ -461,7 +463,8 @@ def _check_turn(
     """Every message of a turn is whole in these parts of it; otherwise Dropped.
 
     A text that was stripped, or written as a JSON string, is whole. One that was changed otherwise
-    is looked for. is_needed: reasoning and calls, too; templates leave them out of the past.
+    is looked for. is_needed: reasoning and calls, too; templates leave them out of the past. What
+    is empty here is asked about: it may not be in another conversation that is written alike.
     """
     texts = [text for part in parts for text in items.texts(*part)]
     whole = {text._origin for text in texts}
@@ -469,8 +472,8 @@ def _check_turn(
     everywhere = "\n".join(text._source for text in items.texts(*bounds))
     written = " + ".join(filter(None, (items.source(*part) for part in parts))) or "''"
 
-    def missing(names: Sequence[str], reason: str) -> Dropped:
-        return Dropped("mask_disagrees" if any(n in everywhere for n in names) else reason)
+    def missing(is_elsewhere: bool, reason: str) -> Dropped:
+        return Dropped("mask_disagrees" if is_elsewhere else reason)
 
     for index in turn.messages:
         message, fields = talk.checked[index], talk.messages[index]
@@ -480,12 +483,12 @@ def _check_turn(
             keys.append((reasoning, message.reasoning, "no_place_for_reasoning"))
         for key, words, reason in keys:
             names = [f"m[{index}][{one!r}]" for one in key]
-            if not words or whole & set(names):
+            if type(fields.get(key[0])) is not str or words is None or whole & set(names):
                 continue
             if not talk.trace.ask(f"bool({names[0]}.strip())", bool(words.strip())):
                 continue
             if not any(name in sources for name in names):
-                raise missing(names, reason)
+                raise missing(any(name in everywhere for name in names), reason)
             there = words.strip() in items.said(parts)
             if not talk.trace.ask(f"{names[0]}.strip() in {written}", there):
                 raise Dropped("content_changed")
@@ -493,15 +496,28 @@ def _check_turn(
             literals = [one for part in parts for one in items.fragments(*part)]
             if any(not isinstance(one, TracedText) and "None" in one for one in literals):
                 raise Dropped("content_changed")
-        for number, call in enumerate(fields.get("tool_calls") or () if is_needed else ()):
-            base = f"m[{index}]['tool_calls']"
-            outer = [f"json({base}", f"json({base}[{number}]"]
-            inner = f"{base}[{number}]['function']" if "function" in call else f"{base}[{number}]"
-            arguments = call.get("function", call).get("arguments")
-            for one in ("name", "arguments") if arguments else ("name",):
-                places = [f"{inner}[{one!r}]", f"json({inner}", *outer]
-                if not any(place in sources for place in places):
-                    raise missing(places, "no_place_for_tool_calls")
+        calls, base = fields.get("tool_calls"), f"m[{index}]['tool_calls']"
+        if not is_needed or type(calls) is not list or _has_json(base, sources):
+            continue
+        talk.trace.pin(f"len({base})", len(calls))
+        for number, call in enumerate(calls):
+            one = f"{base}[{number}]"
+            inner = f"{one}['function']" if "function" in call else one
+            if _has_json(one, sources) or _has_json(inner, sources):
+                continue
+            for part in ("name", "arguments"):
+                place = f"{inner}[{part!r}]"
+                given = bool(call.get("function", call).get(part))
+                if place not in sources and talk.trace.ask(f"bool({place})", given):
+                    is_elsewhere = place in everywhere or any(
+                        _has_json(value, everywhere) for value in (inner, one, base)
+                    )
+                    raise missing(is_elsewhere, "no_place_for_tool_calls")
+
+
+def _has_json(place: str, sources: str) -> bool:
+    """Whether a value was written as JSON, whole."""
+    return f"json({place})" in sources or f"json({place}, " in sources
 
 
 def may_merge(
