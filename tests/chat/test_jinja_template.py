@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
+from shardmill.chat.jinja import template as jinja_template
 from shardmill.chat.jinja.template import JinjaTemplate, open_jinja_template
 from shardmill.chat.policy import REASONS, ChatTemplate, TrainPolicy
 from shardmill.chat.template_spec import known_template
@@ -562,3 +563,96 @@ def test_errors_from_outside_the_template_pass_through() -> None:
 
     with pytest.raises(ImportError):
         open_jinja_template(Gone())  # type: ignore[arg-type]
+
+
+NAMED_CALL = (
+    "('' if m['tool_calls'] else m['content']) + "
+    "(m['tool_calls'][0]['function']['name'] if m['tool_calls'] else '') +"
+)
+WRITES_A_NAME = CHATML.replace("m['content'] +", NAMED_CALL)
+WRITES_A_CALL = WRITES_A_NAME.replace(
+    "['function']['name']", "['function']['name'] + (m['tool_calls'][0] | tojson)"
+)
+ONE_TOOL = "{% if tools %}{{ tools[0] | tojson }}{% endif %}" + CHATML
+
+
+def answered(**fields: Any) -> Conversation:
+    """A question and its answer with these fields."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    tools = fields.pop("tools", None)
+    messages.append({"role": "assistant", "content": "", **fields})
+    return Conversation(messages=messages, tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("source", "empty", "full", "reason"),
+    [
+        (
+            CHATML,
+            {"content": "yo", "reasoning_content": ""},
+            {"content": "yo", "reasoning_content": "so"},
+            "no_place_for_reasoning",
+        ),
+        (
+            WRITES_A_CALL,
+            {"tool_calls": [CALL]},
+            {"content": "lost", "tool_calls": [CALL]},
+            "content_changed",
+        ),
+        (
+            WRITES_A_CALL,
+            {"tool_calls": [CALL]},
+            {"tool_calls": [CALL, CALL]},
+            "no_place_for_tool_calls",
+        ),
+        (
+            WRITES_A_NAME,
+            {"tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
+            {"tool_calls": [CALL]},
+            "no_place_for_tool_calls",
+        ),
+        (
+            ONE_TOOL,
+            {"content": "yo", "tools": [TOOL_DEFINITION]},
+            {"content": "yo", "tools": [TOOL_DEFINITION, TOOL_DEFINITION]},
+            "no_place_for_tools",
+        ),
+    ],
+)
+def test_what_a_template_leaves_out_is_missed_after_a_conversation_in_which_it_was_empty(
+    source: str, empty: dict[str, Any], full: dict[str, Any], reason: str
+) -> None:
+    talks = [answered(**empty), answered(**full)]
+    alone = open_jinja_template(make_tokenizer(source)).render(talks[1:], PLAIN)
+    after = open_jinja_template(make_tokenizer(source)).render(talks, PLAIN)
+    assert [drop.reason for drop in alone.drops] == [reason]
+    assert [drop.reason for drop in after.drops][-1] == reason
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_conversation_beyond_the_kept_forms_is_written_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talks = [chat("user: hi", "assistant: yo"), chat("user: so \n", "assistant:  bye "), TWO]
+    talks += [chat("user: ", "assistant: yo"), chat("user: <|im_end|>", "assistant: yo")]
+    wanted = open_jinja_template(make_tokenizer(RIGHT[name])).render(talks * 2, PLAIN)
+    monkeypatch.setattr(jinja_template, "_MAX_FORMS_OF_A_SHAPE", 0)
+    template = open_jinja_template(make_tokenizer(RIGHT[name]))
+    found = template.render(talks * 2, PLAIN)
+    assert template.forms.num_kept == 0
+    assert found.examples.ids == wanted.examples.ids
+    assert found.examples.mask.tolist() == wanted.examples.mask.tolist()
+    assert found.examples.turn_starts.tolist() == wanted.examples.turn_starts.tolist()
+    assert found.examples.turn_roles.tolist() == wanted.examples.turn_roles.tolist()
+    assert (found.kept.tolist(), found.drops) == (wanted.kept.tolist(), wanted.drops)
+
+
+def test_a_conversation_beyond_the_kept_forms_is_compared_with_transformers_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jinja_template, "_MAX_FORMS_OF_A_SHAPE", 0)
+    tokenizer = make_tokenizer(CHATML)
+    template, plain = open_jinja_template(tokenizer), tokenizer.apply_chat_template
+    assert template.render([TWO], PLAIN).drops == ()
+    tokenizer.apply_chat_template = lambda *args, **options: plain(*args, **options) * 2
+    assert [drop.reason for drop in template.render([TWO], PLAIN).drops] == ["not_reproduced"]

@@ -262,13 +262,12 @@ class Layout:
 
 def find_turns(written: Written, roles: Sequence[int], bos: str) -> list[Turn]:
     """The turns, in order. A message without a turn of its own is part of the turn after it."""
-    bounds = [cut for _, cut in written.marks[1:]] + [end_of(written)]
     runs: list[dict[int, Cut]] = [{}]  # of each pass over the messages: where it wrote something
     last = -1
-    for (index, cut), end in zip(written.marks, bounds, strict=True):
+    for index, cut, writes in _passed(written):
         if index <= last:
             runs.append({})
-        if end > cut:
+        if writes:
             runs[-1].setdefault(index, cut)
         last = index
     # A template may look at all messages before it writes them, and write something in between.
@@ -298,6 +297,28 @@ def find_turns(written: Written, roles: Sequence[int], bos: str) -> list[Turn]:
         start = (1, 0) if written.pieces[0] == bos else (0, len(bos))
         turns[0] = Turn(messages=turns[0].messages, start=start)
     return turns
+
+
+def _passed(written: Written) -> list[tuple[int, Cut, bool]]:
+    """The marks, and whether something was written there. While it is at one message, a template
+    may look through others without writing; what follows is still of the first."""
+    found: list[tuple[int, Cut, bool]] = []
+    bounds = [cut for _, cut in written.marks[1:]] + [end_of(written)]
+    for (index, cut), end in zip(written.marks, bounds, strict=True):
+        texts = [
+            piece
+            for number, piece in enumerate(written.pieces[: end[0]])
+            if cut <= (number, 0) and isinstance(piece, TracedText)
+        ]
+        if texts and not any(_is_of(text, index) for text in texts):
+            owner = len(found) - 1
+            while owner >= 0 and not any(_is_of(text, found[owner][0]) for text in texts):
+                owner = -1 if found[owner][2] else owner - 1
+            if owner >= 0:
+                found[owner:] = [(*found[owner][:2], True)]
+                continue
+        found.append((index, cut, end > cut))
+    return found
 
 
 def _is_of(piece: str, index: int) -> bool:
@@ -339,9 +360,10 @@ def lay_out(talk: Talk, rules: Rules) -> Layout:
     roles = [message.role for message in talk.checked]
     turns = may_merge(find_turns(whole, roles, rules.bos), whole, items, roles)
     sources = "\n".join(piece._source for piece in whole.pieces if isinstance(piece, TracedText))
-    whole_tools = any(place in sources for place in _json_of("t"))
-    if not whole_tools and any(f"t[{n}]" not in sources for n in range(talk.num_tools)):
-        raise Dropped("no_place_for_tools")
+    if talk.num_tools and not _has_json("t", sources):
+        talk.trace.pin("len(t)", talk.num_tools)
+        if any(f"t[{number}]" not in sources for number in range(talk.num_tools)):
+            raise Dropped("no_place_for_tools")
     stops = [*(turn.start for turn in turns[1:]), end_of(whole)]
     blocks = _blocks(whole, turns, stops, roles)
     spans: list[TrainedSpan] = []
@@ -504,11 +526,6 @@ def end_of_turn(
     return last, (stop if rules.train_ends else last)
 
 
-def _json_of(source: str) -> tuple[str, str]:
-    """How the JSON of a whole value is written, and not of a part of it."""
-    return f"json({source})", f"json({source},"
-
-
 def _check_turn(
     talk: Talk,
     items: Items,
@@ -520,7 +537,8 @@ def _check_turn(
     """Every message of a turn is whole in these parts of it; otherwise Dropped.
 
     A text that was stripped, or written as a JSON string, is whole. One that was changed otherwise
-    is looked for. is_needed: reasoning and calls, too; templates leave them out of the past.
+    is looked for. is_needed: reasoning and calls, too; templates leave them out of the past. What
+    is empty here is asked about: it may not be in another conversation that is written alike.
     """
     texts = [text for part in parts for text in items.texts(*part)]
     whole = {text._origin for text in texts}
@@ -528,8 +546,8 @@ def _check_turn(
     everywhere = "\n".join(text._source for text in items.texts(*bounds))
     written = " + ".join(filter(None, (items.source(*part) for part in parts))) or "''"
 
-    def missing(names: Sequence[str], reason: str) -> Dropped:
-        return Dropped("mask_disagrees" if any(n in everywhere for n in names) else reason)
+    def missing(is_elsewhere: bool, reason: str) -> Dropped:
+        return Dropped("mask_disagrees" if is_elsewhere else reason)
 
     for index in turn.messages:
         message, fields = talk.checked[index], talk.messages[index]
@@ -539,12 +557,12 @@ def _check_turn(
             keys.append((reasoning, message.reasoning, "no_place_for_reasoning"))
         for key, words, reason in keys:
             names = [f"m[{index}][{one!r}]" for one in key]
-            if not words or whole & set(names):
+            if type(fields.get(key[0])) is not str or words is None or whole & set(names):
                 continue
             if not talk.trace.ask(f"bool({names[0]}.strip())", bool(words.strip())):
                 continue
             if not any(name in sources for name in names):
-                raise missing(names, reason)
+                raise missing(any(name in everywhere for name in names), reason)
             there = words.strip() in items.said(parts)
             if not talk.trace.ask(f"{names[0]}.strip() in {written}", there):
                 raise Dropped("content_changed")
@@ -559,15 +577,28 @@ def _check_turn(
                 raise Dropped("content_changed")
         if message.role == ASSISTANT and is_needed:
             _check_order([text._source for text in texts], index)
-        for number, call in enumerate(fields.get("tool_calls") or () if is_needed else ()):
-            base = f"m[{index}]['tool_calls']"
-            outer = [*_json_of(base), *_json_of(f"{base}[{number}]")]
-            inner = f"{base}[{number}]['function']" if "function" in call else f"{base}[{number}]"
-            arguments = call.get("function", call).get("arguments")
-            for one in ("name", "arguments") if arguments else ("name",):
-                places = [f"{inner}[{one!r}]", *_json_of(inner), *outer]
-                if not any(place in sources for place in places):
-                    raise missing(places, "no_place_for_tool_calls")
+        calls, base = fields.get("tool_calls"), f"m[{index}]['tool_calls']"
+        if not is_needed or type(calls) is not list or _has_json(base, sources):
+            continue
+        talk.trace.pin(f"len({base})", len(calls))
+        for number, call in enumerate(calls):
+            one = f"{base}[{number}]"
+            inner = f"{one}['function']" if "function" in call else one
+            if _has_json(one, sources) or _has_json(inner, sources):
+                continue
+            for part in ("name", "arguments"):
+                place = f"{inner}[{part!r}]"
+                given = bool(call.get("function", call).get(part))
+                if place not in sources and talk.trace.ask(f"bool({place})", given):
+                    is_elsewhere = place in everywhere or any(
+                        _has_json(value, everywhere) for value in (inner, one, base)
+                    )
+                    raise missing(is_elsewhere, "no_place_for_tool_calls")
+
+
+def _has_json(place: str, sources: str) -> bool:
+    """Whether a value was written as JSON, whole."""
+    return f"json({place})" in sources or f"json({place}, " in sources
 
 
 def _check_order(sources: Sequence[str], index: int) -> None:
