@@ -639,7 +639,7 @@ def test_a_conversation_beyond_the_kept_forms_is_written_the_same(
     monkeypatch.setattr(jinja_template, "_MAX_FORMS_OF_A_SHAPE", 0)
     template = open_jinja_template(make_tokenizer(RIGHT[name]))
     found = template.render(talks * 2, PLAIN)
-    assert template.forms.num_kept == 0
+    assert template.forms.count == 0
     assert found.examples.ids == wanted.examples.ids
     assert found.examples.mask.tolist() == wanted.examples.mask.tolist()
     assert found.examples.turn_starts.tolist() == wanted.examples.turn_starts.tolist()
