@@ -435,7 +435,8 @@ def rendered(template: JinjaTemplate, messages: Messages, **options: Any) -> lis
 
 
 def of_transformers(template: JinjaTemplate, messages: Messages) -> list[int]:
-    return template.engine.of_transformers(messages).tolist()
+    found: list[int] = template.engine.of_transformers(messages).tolist()
+    return found
 
 
 _BACKWARDS = {"content": "a", "role": "system"}
