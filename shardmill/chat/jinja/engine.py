@@ -59,6 +59,7 @@ from shardmill.protocols import Texts
 from shardmill.records import JSON, ROLES, IntArray, Ragged
 
 try:
+    from jinja2 import TemplateError as JinjaError
     from jinja2 import pass_environment
     from markupsafe import Markup
 except ImportError as missing:

@@ -338,6 +338,8 @@ def lay_out(talk: Talk, rules: Rules) -> Layout:
     turns = may_merge(find_turns(whole, roles, rules.bos), whole, items, roles)
     sources = "\n".join(piece._source for piece in whole.pieces if isinstance(piece, TracedText))
     whole_tools = any(place in sources for place in _json_of("t"))
+    if talk.num_tools and not whole_tools:
+        talk.trace.pin("len(t)", talk.num_tools)
     if not whole_tools and any(f"t[{n}]" not in sources for n in range(talk.num_tools)):
         raise Dropped("no_place_for_tools")
     stops = [*(turn.start for turn in turns[1:]), end_of(whole)]
@@ -526,7 +528,11 @@ def _check_turn(
             keys.append((reasoning, message.reasoning, "no_place_for_reasoning"))
         for key, words, reason in keys:
             names = [f"m[{index}][{one!r}]" for one in key]
-            if not words or whole & set(names):
+            if whole & set(names):
+                continue
+            if not words:
+                if type(fields.get(key[0])) is str:
+                    talk.trace.ask(f"bool({names[0]})", False)
                 continue
             if not talk.trace.ask(f"bool({names[0]}.strip())", bool(words.strip())):
                 continue
@@ -544,12 +550,16 @@ def _check_turn(
             literals = [one for part in parts for one in items.fragments(*part)]
             if any(not isinstance(one, TracedText) and "None" in one for one in literals):
                 raise Dropped("content_changed")
-        for number, call in enumerate(fields.get("tool_calls") or () if is_needed else ()):
-            base = f"m[{index}]['tool_calls']"
+        calls = fields.get("tool_calls") if is_needed else None
+        base = f"m[{index}]['tool_calls']"
+        if type(calls) is list:
+            talk.trace.pin(f"len({base})", len(calls))
+        for number, call in enumerate(calls or ()):
             outer = [*_json_of(base), *_json_of(f"{base}[{number}]")]
             inner = f"{base}[{number}]['function']" if "function" in call else f"{base}[{number}]"
             arguments = call.get("function", call).get("arguments")
-            for one in ("name", "arguments") if arguments else ("name",):
+            has_any = talk.trace.ask(f"bool({inner}['arguments'])", bool(arguments))
+            for one in ("name", "arguments") if has_any else ("name",):
                 places = [f"{inner}[{one!r}]", *_json_of(inner), *outer]
                 if not any(place in sources for place in places):
                     raise missing(places, "no_place_for_tool_calls")

@@ -32,6 +32,7 @@ import numpy as np
 
 from shardmill.chat.jinja.engine import (
     JinjaEngine,
+    JinjaError,
     JinjaTokenizer,
     Messages,
     TemplateFacts,
@@ -106,6 +107,7 @@ class _LaidOut(NamedTuple):
 
     trace: Trace
     found: Layout | str
+    is_recorded: bool = True  # whether all that follow the same answers are alike
 
     def sources(self) -> object:
         if isinstance(self.found, str):
@@ -335,7 +337,7 @@ class JinjaTemplate:
         )
         is_known = seen.trace.size < MAX_ASKED
         is_known = is_known and seen.trace.guards == blind.trace.guards
-        is_known = is_known and seen.sources() == blind.sources()
+        is_known = is_known and seen.sources() == blind.sources() and seen.is_recorded
         learnt = self._form(seen, messages, tools, is_known=is_known)
         if is_known:
             self._keep(learnt, seen.trace, messages, tools, shape)
@@ -438,8 +440,11 @@ class JinjaTemplate:
             return _LaidOut(trace, lay_out(talk, rules))
         except Dropped as why:
             return _LaidOut(trace, str(why))
-        except TemplateError:
-            return _LaidOut(trace, "template_refuses")
+        except TemplateError as problem:
+            # What the template itself refuses, it refused for what it asked; a text that is too
+            # long, or a value that JSON cannot hold, was not asked about.
+            is_own = type(problem.__cause__) is JinjaError
+            return _LaidOut(trace, "template_refuses", is_own)
 
     def draft(self, conversation: Conversation) -> tuple[IntArray, BoolArray | None]:
         """What the template makes of a conversation, with nothing proved. To show why one was
