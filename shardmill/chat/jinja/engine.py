@@ -65,6 +65,12 @@ try:
 except ImportError as missing:
     raise missing_extra("jinja2", "hub") from missing
 
+
+def is_own_refusal(problem: TemplateError) -> bool:
+    """Whether the template itself refused, with `raise_exception`."""
+    return type(problem.__cause__) is JinjaError
+
+
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None
 

@@ -32,13 +32,13 @@ import numpy as np
 
 from shardmill.chat.jinja.engine import (
     JinjaEngine,
-    JinjaError,
     JinjaTokenizer,
     Messages,
     TemplateFacts,
     Tools,
     as_messages,
     find_facts,
+    is_own_refusal,
 )
 from shardmill.chat.jinja.forms import (
     Form,
@@ -443,8 +443,7 @@ class JinjaTemplate:
         except TemplateError as problem:
             # What the template itself refuses, it refused for what it asked; a text that is too
             # long, or a value that JSON cannot hold, was not asked about.
-            is_own = type(problem.__cause__) is JinjaError
-            return _LaidOut(trace, "template_refuses", is_own)
+            return _LaidOut(trace, "template_refuses", is_own_refusal(problem))
 
     def draft(self, conversation: Conversation) -> tuple[IntArray, BoolArray | None]:
         """What the template makes of a conversation, with nothing proved. To show why one was
