@@ -435,7 +435,8 @@ def rendered(template: JinjaTemplate, messages: Messages, **options: Any) -> lis
 
 
 def of_transformers(template: JinjaTemplate, messages: Messages) -> list[int]:
-    return template.engine.of_transformers(messages).tolist()
+    found: list[int] = template.engine.of_transformers(messages).tolist()
+    return found
 
 
 _BACKWARDS = {"content": "a", "role": "system"}
@@ -621,3 +622,46 @@ def test_a_past_answer_without_an_end_token_is_compared_up_to_its_last_word() ->
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     assert rendered(template, talk) == of_transformers(template, talk)
     assert rendered(template, talk * 2) == "prefix_changes"
+
+
+LOOK = {"type": "function", "function": {"name": "look", "arguments": {"lamp": "oil"}}}
+ASKED, CALLED = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("written", "first", "second", "reason"),
+    [
+        (
+            "(m.tool_calls[0]|tojson if m.tool_calls is defined else '')",
+            {"tool_calls": [LOOK]},
+            {"tool_calls": [LOOK, LOOK]},
+            "no_place_for_tool_calls",
+        ),
+        ("''", {"reasoning_content": ""}, {"reasoning_content": "so"}, "no_place_for_reasoning"),
+    ],
+)
+def test_what_was_empty_or_alone_once_is_looked_at_again(
+    written: str, first: dict[str, Any], second: dict[str, Any], reason: str
+) -> None:
+    source = CHATML.replace("m['content'] +", f"m.content + {written} +")
+    template = open_jinja_template(make_tokenizer(source))
+    assert isinstance(rendered(template, [ASKED, {**CALLED, **first}]), list)
+    assert rendered(template, [ASKED, {**CALLED, **second}]) == reason
+
+
+def test_a_second_tool_is_looked_for_again() -> None:
+    source = "{{ tools[0]|tojson if tools }}" + CHATML
+    template = open_jinja_template(make_tokenizer(source))
+    assert isinstance(rendered(template, [ASKED, CALLED], tools=[{"name": "b"}]), list)
+    found = rendered(template, [ASKED, CALLED], tools=[{"name": "b"}, {"name": "c"}])
+    assert found == "no_place_for_tools"
+
+
+def test_what_was_too_much_once_refuses_no_other_conversation() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"a": deep}
+    template = first_says("{{ o|tojson }}")
+    assert rendered(template, system("a", o=deep)) == "template_refuses"
+    fine = system("a", o={"a": "b"})
+    assert rendered(template, fine) == of_transformers(template, fine)

@@ -60,10 +60,17 @@ from shardmill.protocols import Texts
 from shardmill.records import JSON, ROLES, IntArray, Ragged
 
 try:
+    from jinja2 import TemplateError as JinjaError
     from jinja2 import pass_environment
     from markupsafe import Markup
 except ImportError as missing:
     raise missing_extra("jinja2", "hub") from missing
+
+
+def is_own_refusal(problem: TemplateError) -> bool:
+    """Whether the template itself refused, with `raise_exception`."""
+    return type(problem.__cause__) is JinjaError
+
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None

@@ -39,6 +39,7 @@ from shardmill.chat.jinja.engine import (
     Tools,
     as_messages,
     find_facts,
+    is_own_refusal,
 )
 from shardmill.chat.jinja.forms import (
     Form,
@@ -118,6 +119,7 @@ class _Reading(NamedTuple):
 
     trace: Trace
     whole: Written | None
+    is_recorded: bool = True  # as in `_LaidOut`
 
     def key(self) -> object:
         """What it asked and wrote, with sources in place of texts."""
@@ -133,6 +135,7 @@ class _LaidOut(NamedTuple):
 
     trace: Trace
     found: Layout | str
+    is_recorded: bool = True  # whether all that follow the same answers are alike
 
     def sources(self) -> object:
         if isinstance(self.found, str):
@@ -402,7 +405,7 @@ class JinjaTemplate:
             blind = self._lay_out(reading, messages, tools, checked, trained, policy)
             is_known = seen.trace.size < MAX_ASKED
             is_known = is_known and seen.trace.guards == blind.trace.guards
-            is_known = is_known and seen.sources() == blind.sources()
+            is_known = is_known and seen.sources() == blind.sources() and seen.is_recorded
         learnt = self._form(seen, messages, tools, is_known=is_known)
         if is_known:
             self._keep(learnt, seen.trace, messages, tools, shape, key)
@@ -429,8 +432,8 @@ class JinjaTemplate:
         trace = Trace(blind=blind)
         try:
             return _Reading(trace, self.engine.written(trace, messages, tools))
-        except TemplateError:
-            return _Reading(trace, None)
+        except TemplateError as problem:
+            return _Reading(trace, None, is_own_refusal(problem))
 
     def _keep(
         self,
@@ -504,9 +507,9 @@ class JinjaTemplate:
         trained: BoolArray,
         policy: TrainPolicy,
     ) -> _LaidOut:
-        facts, (trace, whole) = self.facts, reading
+        facts, (trace, whole, is_recorded) = self.facts, reading
         if whole is None:
-            return _LaidOut(trace, "template_refuses")
+            return _LaidOut(trace, "template_refuses", is_recorded)
 
         def write(count: int, prompt: bool) -> Written:
             return self.engine.written(trace, messages[:count], tools, prompt=prompt)
@@ -535,8 +538,10 @@ class JinjaTemplate:
             return _LaidOut(trace, lay_out(talk, rules))
         except Dropped as why:
             return _LaidOut(trace, str(why))
-        except TemplateError:
-            return _LaidOut(trace, "template_refuses")
+        except TemplateError as problem:
+            # What the template itself refuses, it refused for what it asked; a text that is too
+            # long, or a value that JSON cannot hold, was not asked about.
+            return _LaidOut(trace, "template_refuses", is_own_refusal(problem))
 
     def draft(self, conversation: Conversation) -> tuple[IntArray, BoolArray | None]:
         """What the template makes of a conversation, with nothing proved. To show why one was
