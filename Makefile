@@ -74,6 +74,7 @@ bench-peers: .venv-peers/.installed
 	$(PEERS) benchmarks/read.py
 	$(PEERS) benchmarks/pack.py
 	$(PEERS) benchmarks/build_peers.py
+	$(PEERS) benchmarks/chat_store.py
 
 clean:
 	rm -rf .venv .venv-peers demo site tutorial .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,6 @@
 """What a chat costs beside its bare tokenisation: conversations to (ids, mask), then to rows.
 
-    python benchmarks/chat.py [--data FOLDER] [--megabytes 24] [--rounds 9] [--json] [--only fast]
+    python benchmarks/chat.py [--data FOLDER] [--megabytes 24] [--rounds 9] [--json] [--only store]
 
 A template made of tokens renders batches of 1,024 conversations; bare is one `encode_batch` of the
 very texts that the template encodes for them, ready in a list, by the engine as shardmill sets it
@@ -11,7 +11,8 @@ bare engine. Conversations are parsed anew for every copy, so that no two share 
 Conversations: dolly, sgd and glaive from --data (or SHARDMILL_REAL_DATA), repeated to --megabytes
 of text for fast engines, and a part of that for the reference ones. Exits with 1 when a reference
 engine takes over 1.3 times its bare time, or the fastest one over 2.0, on all three together, or
-when the second half (benchmarks/chat_fit.py) fails.
+when another part fails: rows (benchmarks/chat_fit.py), or builds from JSON lines with Jinja
+templates beside token templates, transformers and TRL (benchmarks/chat_store.py).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ BATCH = 1024
 MARKERS = {"im_start": "<|im_start|>", "im_end": "<|im_end|>"}
 REFERENCE, FASTEST = 1.3, 2.0
 PARTS = ("dolly", "sgd", "glaive", "all")
+ONLY = ("all", "reference", "fast", "rows", "store")
 SHARE = {"unigram": 0.2, "byte-bpe": 0.1}  # of the text, for reference engines
 
 
@@ -214,7 +216,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=os.environ.get("SHARDMILL_REAL_DATA"))
     parser.add_argument("--megabytes", type=float, default=24)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", choices=("all", "reference", "fast", "rows"), default="all")
+    parser.add_argument("--only", choices=ONLY, default="all")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.data is None and args.only != "rows":
@@ -223,12 +225,16 @@ def main() -> int:
         parser.error("--rounds from 1 on, --megabytes above 0")
     versions = {"numpy": np.__version__, "python": platform.python_version()}
     result: dict[str, Any] = {**versions, "rounds": args.rounds}
-    if args.only != "rows":
+    if args.only not in ("rows", "store"):
         result["render"] = render_section(
             Path(args.data), megabytes=args.megabytes, rounds=args.rounds, only=args.only
         )
     if args.only in ("all", "rows"):
         result["rows"] = fit_rows_section(rounds=args.rounds, calls=3)
+    if args.only in ("all", "store"):
+        from chat_store import store_section
+
+        result["store"] = store_section(Path(args.data), rounds=min(args.rounds, 3))
     if args.json:
         print(json.dumps(result, indent=2))
     else:
@@ -236,7 +242,7 @@ def main() -> int:
             show(result["render"])
         if "rows" in result:
             print(f"rows (benchmarks/chat_fit.py): {json.dumps(result['rows'])}")
-    parts = [result[key] for key in ("render", "rows") if key in result]
+    parts = [result[key] for key in ("render", "rows", "store") if key in result]
     return 0 if all(part["passed"] for part in parts) else 1
 
 

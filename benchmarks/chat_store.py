@@ -207,7 +207,8 @@ def write_inputs(data: Path, folder: Path, times: float) -> dict[str, int]:
         chats = [
             _standard(read(json.loads(line))) for line in (data / file).read_text().splitlines()
         ]
-        texts += [one["content"] for row in chats for one in row["messages"] if one["content"]]
+        # The names of roles are words of the vocabulary, as in those that models are trained with.
+        texts += [f"{one['role']}\n{one['content']}" for row in chats for one in row["messages"]]
         lines = [json.dumps(row) + "\n" for row in chats] * max(1, round(repeated * times))
         (folder / f"{part}.jsonl").write_text("".join(lines))
         counts[part] = len(lines)
@@ -279,8 +280,8 @@ def compare_with_trl(folder: Path) -> tuple[int, int]:
     return same, len(offsets) - 1
 
 
-def store_section(data: Path, *, rounds: int, times: float) -> dict[str, Any]:
-    """All rows: what, wanted, found."""
+def store_section(data: Path, *, rounds: int, times: float = 1) -> dict[str, Any]:
+    """All rows: what, wanted, found; each is told on stderr when it is there."""
     rows: list[dict[str, Any]] = []
 
     def add(name: str, found: dict[str, Any], **rule: Any) -> None:
@@ -288,12 +289,13 @@ def store_section(data: Path, *, rounds: int, times: float) -> dict[str, Any]:
         passed = passed and found["ratio"] >= rule.get("least", found["ratio"])
         passed = passed and rule.get("same", True)
         rows.append({"name": name, **found, **rule, "passed": passed})
-        print(_line(rows[-1]), flush=True)
+        print(_line(rows[-1]), file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="shardmill-chat-store-") as place:
         folder = Path(place)
         counts = write_inputs(data, folder, times)
-        print(", ".join(f"{part}: {count:,} conversations" for part, count in counts.items()))
+        told = (f"{part}: {count:,} conversations" for part, count in counts.items())
+        print(", ".join(told), file=sys.stderr, flush=True)
         for kind in ("sgd", "glaive"):
             for engine, part in (("reference", kind), ("fast", f"large-{kind}")):
                 jinja, tokens = (
@@ -311,7 +313,7 @@ def store_section(data: Path, *, rounds: int, times: float) -> dict[str, Any]:
                 most=EXACT,
             )
         if find_spec("trl") is None:
-            print("absent: trl is not installed: make bench-peers")
+            print("absent: trl is not installed: make bench-peers", file=sys.stderr)
         else:
             blocks = "chatml_blocks.jinja"
             same, count = compare_with_trl(folder)

@@ -6,17 +6,25 @@ prepares its dataset, and while `datasets` reads the file.
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
-from trl import SFTConfig, SFTTrainer
 
-from shardmill.records import IGNORE_INDEX
+_find_spec = importlib.util.find_spec
+# A torchvision for another torch breaks imports of transformers; text needs none.
+importlib.util.find_spec = lambda name, package=None: (
+    None if name.partition(".")[0] == "torchvision" else _find_spec(name, package)
+)
+
+from datasets import Dataset  # noqa: E402
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel  # noqa: E402
+from trl import SFTConfig, SFTTrainer  # noqa: E402
+
+from shardmill.records import IGNORE_INDEX  # noqa: E402
 
 
 def prepare(

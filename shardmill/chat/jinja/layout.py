@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import re
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from shardmill.chat.jinja.values import Edge, Mark, Trace, TracedText, parts_of, said, source_of
@@ -166,19 +168,34 @@ class Items:
 
     def position(self, cut: Cut, *, before_marker: bool = False) -> ItemPosition:
         """Dropped if it is inside a marker, unless that is to start there."""
-        for number, fragments in enumerate(self._cuts):
-            for at, (start, part) in enumerate(fragments):
-                if cut <= start:
-                    return ItemPosition(number, tuple(text for _, text in fragments[:at]))
-                inside = not isinstance(part, TracedText) and cut[0] == start[0]
-                if inside and cut[1] < start[1] + len(part):
-                    if not isinstance(self.items[number], TextSection):
-                        if before_marker:
-                            return ItemPosition(number)
-                        raise Dropped("tokens_merge")
-                    before = tuple(text for _, text in fragments[:at])
-                    return ItemPosition(number, (*before, part[: cut[1] - start[1]]))
-        return ItemPosition(len(self.items))
+        flat = self._flat
+        after = bisect_left(flat, cut, key=lambda one: one[0])  # starts there or later
+        if after:
+            start, number, at = flat[after - 1]
+            part = self._cuts[number][at][1]
+            is_literal = not isinstance(part, TracedText) and cut[0] == start[0]
+            if is_literal and cut[1] < start[1] + len(part):
+                if not isinstance(self.items[number], TextSection):
+                    if before_marker:
+                        return ItemPosition(number)
+                    raise Dropped("tokens_merge")
+                return ItemPosition(number, (*self._before(number, at), part[: cut[1] - start[1]]))
+        if after == len(flat):
+            return ItemPosition(len(self.items))
+        _, number, at = flat[after]
+        return ItemPosition(number, self._before(number, at))
+
+    def _before(self, number: int, at: int) -> tuple[str, ...]:
+        return tuple(text for _, text in self._cuts[number][:at])
+
+    @cached_property
+    def _flat(self) -> list[tuple[Cut, int, int]]:
+        """All fragments: where each starts, its item, its number there."""
+        return [
+            (start, number, at)
+            for number, fragments in enumerate(self._cuts)
+            for at, (start, _) in enumerate(fragments)
+        ]
 
     def cut(self, position: ItemPosition) -> Cut:
         """The inverse of `position`."""
