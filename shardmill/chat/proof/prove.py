@@ -56,7 +56,7 @@ from shardmill.chat.proof.examples import (
 from shardmill.errors import MaskProofError
 from shardmill.records import JSON, ROLES, ChatExamples, Conversation, IntArray
 
-PROOF_VERSION = 1
+PROOF_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,8 @@ class Certificate:
     end: str  # what is trained after the assistant's words
 
     def to_json(self) -> dict[str, JSON]:
-        return {"proof_version": PROOF_VERSION, **asdict(self)}
+        found = {"proof_version": PROOF_VERSION, **asdict(self)}
+        return found if self.lead else {key: found[key] for key in found if key != "lead"}
 
 
 def prove_mask(
