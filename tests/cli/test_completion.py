@@ -20,7 +20,7 @@ complete_words() {
     (IFS='|'; echo "${COMPREPLY[*]}")
 }
 complete_words shardmill ve
-complete_words shardmill build chats --temp
+complete_words shardmill build chats --split-t
 complete_words shardmill build x --engine re
 complete_words shardmill show store --split v
 complete_words shardmill show nowhere --split v
@@ -50,7 +50,7 @@ def test_bash_completes_after_the_installation(here, tmp_path):
     )
     installed, _, *completed = done.stdout.splitlines()
     assert installed.startswith("bash completion installed in "), done.stderr
-    assert completed == ["verify", "--template", "reference", "val", ""]
+    assert completed == ["verify", "--split-think", "reference", "val", ""]
     assert done.stderr == ""
 
 
