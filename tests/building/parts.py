@@ -80,8 +80,8 @@ class Watched(ByteTokenizer):
         for poison in folder.glob("poison*"):
             words = _content(poison)
             if words and any(words in text for text in as_list(texts)):
-                if poison.name != "poison":
-                    poison.unlink()
+                if poison.name != "poison" and not _removed(poison):
+                    continue
                 in_order = poison.name == "poison in order"
                 os.kill(os.getpid(), signal.SIGTERM if in_order else signal.SIGKILL)
         gate = folder / "gate"
@@ -89,6 +89,15 @@ class Watched(ByteTokenizer):
             _wait_at(gate)
         else:
             time.sleep(float(_content(folder / "pause") or 0.03))
+
+
+def _removed(path: Path) -> bool:
+    """Whether this process was the first to remove it."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _content(path: Path) -> str:
