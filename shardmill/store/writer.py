@@ -27,7 +27,7 @@ import numpy.typing as npt
 from shardmill.errors import BuildError, OptionError, StoreExistsError, UnfinishedBuildError
 from shardmill.protocols import Closing
 from shardmill.records import ROLES, BoolArray, ChatExamples, Drop, IntArray, OffsetArray, Ragged
-from shardmill.storage.atomic import HashedFile, cannot_write, sync_folder
+from shardmill.storage.atomic import HashedFile, cannot_write, sync_folder, temporary_name
 from shardmill.store.layout import (
     DROPPED,
     INDEX_HEADER_BYTES,
@@ -533,13 +533,15 @@ def share_file(old: Path, new: Path, sha256: str) -> bool:
             raise cannot_write(new, error) from error
     else:
         return True
-    file = HashedFile(new)
+    file = HashedFile(temporary_name(new))
     try:
         for chunk in _checked(old, sha256, read_chunks(old)):
             file.write(chunk)
         file.finish()
+        file.path.replace(new)
     finally:
         file.abort()
+        file.path.unlink(missing_ok=True)
     return False
 
 

@@ -93,6 +93,7 @@ def test_killed_at_random_and_resumed_the_bytes_are_the_same(tmp_path: Path) -> 
             continue
         if kills >= int(os.environ.get("SHARDMILL_KILLS", "6")) and midway >= 2:
             break
+        duration *= 0.8  # the machine is faster now
         shutil.rmtree(tmp_path / "killed")
     assert folder_digest(tmp_path / "killed") == wanted
     assert verify(tmp_path / "killed").problems == []

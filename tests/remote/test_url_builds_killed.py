@@ -115,8 +115,8 @@ def test_killed_at_every_stage_it_is_continued_elsewhere(
         s3.requests.clear()
         # so that the killer comes in time
         s3.faults[:] = [
-            Fault(path=name, method=method, skip=count, times=1000, delay=0.3),
-            Fault(path="meta.json", method="PUT", times=1000, delay=10),
+            Fault(path=name, method=method, skip=count, times=1000, hang=True),
+            Fault(path="meta.json", method="PUT", times=1000, hang=True),
         ]
         builds.kill_when(lambda: asked(s3, method, name) >= count)  # noqa: B023
         assert "meta.json" not in remote_files(s3_spot)
@@ -131,8 +131,8 @@ def test_killed_after_the_manifest_a_build_is_finished(
     s3: LoopbackS3, builds: Builds, s3_spot: Spot, wanted: dict[str, bytes], how: str
 ) -> None:
     s3.faults += [
-        Fault(path=f"/{BUILD}", method="DELETE", times=1000, delay=30),
-        Fault(path="?delete", method="POST", times=1000, delay=30),
+        Fault(path=f"/{BUILD}", method="DELETE", times=1000, hang=True),
+        Fault(path="?delete", method="POST", times=1000, hang=True),
     ]
     builds.kill_when(lambda: s3.sent("PUT", "meta.json") > 0, resume=how)
     s3.faults.clear()
