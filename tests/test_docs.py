@@ -21,6 +21,8 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "README.md": {"pip install 'shardmill[torch,hub,sentencepiece,hf,fast]'": "installs"},
     "clusters.md": {
         "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --run-on ray "
+        "                      # a Ray of this machine": "tests/cli/test_run_on_ray.py",
+        "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --run-on ray "
         "--ray-address auto    # the cluster this node is in": "tests/building has a cluster",
     },
     "remote.md": {"pip install 'shardmill[s3]'": "installs"},

@@ -153,7 +153,7 @@ from shardmill.building.engines.ray import RayCluster
 from shardmill.building.engines.ray import RayEngine
 from tests.building.tasks import Doing
 before = dict(os.environ)
-for workers in (3, 1):
+for workers in (2, 1):
     with RayCluster(workers=workers) as cluster, RayEngine(cluster, workers) as engine:
         assert cluster.num_cpus == workers
         assert all(report.error is None for report in engine.run(0, iter([Doing("a")])))
