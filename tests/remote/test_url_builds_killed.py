@@ -29,11 +29,11 @@ from pathlib import Path
 from shardmill.building import BuildSpec, build_store, plan
 from tests.building.corpora import feeds_of
 from tests.building.parts import Slow
-plan.CHUNK_BYTES = 6_000
+plan.CHUNK_BYTES = 12_000
 corpus, url, workers, resume = sys.argv[1:]
 build_store(feeds_of(Path(corpus)), url, tokenizer=Slow(), workers=int(workers),
             resume=resume == "resume", overwrite=resume == "overwrite",
-            spec=BuildSpec(shard_bytes=8_000))
+            spec=BuildSpec(shard_bytes=16_000))
 """
 
 
@@ -47,8 +47,8 @@ def wanted(corpus: Path) -> dict[str, bytes]:
     """The files of a local build."""
     local = corpus.with_name("local")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardmill.building.plan.CHUNK_BYTES", 6_000)
-        spec = BuildSpec(shard_bytes=8_000)
+        patch.setattr("shardmill.building.plan.CHUNK_BYTES", 12_000)
+        spec = BuildSpec(shard_bytes=16_000)
         build_store(feeds_of(corpus), local, tokenizer=Slow(), spec=spec, workers=1)
     return files_of(local)
 
@@ -109,7 +109,7 @@ def test_killed_at_every_stage_it_is_continued_elsewhere(
         ("PUT", "shard_", 1),
         ("PUT", "shard_", 3),
         ("PUT", ".receipt", 2),
-        ("PUT", ".receipt", 12),
+        ("PUT", ".receipt", 6),
         ("PUT", "train_idx.npy", 1),
         ("PUT", "origins.table", 1),
     ]
