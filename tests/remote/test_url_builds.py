@@ -39,7 +39,7 @@ SPEC = BuildSpec(shard_bytes=16_000)
 OTHER = BuildSpec(shard_bytes=50_000)
 FILES = 31  # of the store
 near = pytest.mark.parametrize("spot", ["memory", "file"], indirect=True)
-"""For what does not depend on the place: that S3 is another is in the other tests, and it is slow."""
+"""For what does not depend on the place; other tests show that S3, which is slow, does the same."""
 
 
 @pytest.fixture(autouse=True)
