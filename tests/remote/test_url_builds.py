@@ -38,7 +38,9 @@ from tests.services import Fault, LoopbackS3
 SPEC = BuildSpec(shard_bytes=16_000)
 OTHER = BuildSpec(shard_bytes=50_000)
 FILES = 31  # of the store
-near = pytest.mark.parametrize("spot", ["memory", "file"], indirect=True)
+near = pytest.mark.parametrize(
+    "spot", ["memory", pytest.param("file", marks=pytest.mark.slow)], indirect=True
+)
 """For what does not depend on the place; other tests show that S3, which is slow, does the same."""
 
 
