@@ -64,8 +64,8 @@ class Watched(ByteTokenizer):
     """Where the environment names a folder it leaves a mark `parent-process` there, and is slow: it
     sleeps 0.03 s, or what a file `pause` there says. With a file `gate` it waits instead until so
     many processes have left a mark, for at most two minutes. At a text with the words of a file
-    `poison` it kills its process, at those of `poison once` only once, and at those of `poison in
-    order` it asks it once to end. With a file `blind` the input is not there."""
+    `poison` it kills its process, and at those of `poison in order` it asks it once to end. With a
+    file `blind` the input is not there."""
 
     def encode_batch(self, texts) -> Ragged:
         folder = os.environ.get("TESTS_WATCHED")

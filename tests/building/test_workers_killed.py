@@ -94,7 +94,7 @@ def test_workers_and_builders_killed_at_random_the_bytes_are_the_same(tmp_path):
     assert killing.start("whole", 1).wait() == 0
     wanted = folder_digest(tmp_path / "whole")
     kills = rounds = 0
-    least = int(os.environ.get("SHARDMILL_KILLS", "20"))
+    least = int(os.environ.get("SHARDMILL_KILLS", "8"))
     while kills < least or not (tmp_path / "killed").exists():
         rounds += 1
         assert rounds < 3 * least, "it never gets done"
