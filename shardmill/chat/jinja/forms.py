@@ -337,7 +337,11 @@ def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> 
     place += reach[_joined([one.texts for one in bounds if one]) + first_text[owners]] + inside
     num_turns = np.array([len(form.roles) for form in forms], np.int64)
     is_start = np.arange(len(place)) - first_bound[owners] < num_turns[owners]
-    edges = np.minimum(place[~is_start], total).reshape(-1, 2)
+    merges[owners[is_start & (place >= offsets[1:][owners])]] = True  # a turn of no token
+    # Where tokens merge, a prefix can have more of them than its text: into the next conversation.
+    place = np.where(merges[owners], offsets[owners], place)
+    roles = np.concatenate([np.empty(0, np.uint8), *(form.roles for form in forms)])
+    edges = place[~is_start].reshape(-1, 2)
     depth = np.bincount(edges[:, 0], minlength=total + 1).astype(np.int8)
     depth -= np.bincount(edges[:, 1], minlength=total + 1).astype(np.int8)
     mask: BoolArray = np.cumsum(depth[:-1], dtype=np.int8) > 0
@@ -346,8 +350,8 @@ def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> 
         examples=ChatExamples(
             ids=Ragged(values, offsets),
             mask=mask,
-            turn_starts=place[is_start],
-            turn_roles=np.concatenate([np.empty(0, np.uint8), *(form.roles for form in forms)]),
+            turn_starts=place[is_start & ~merges[owners]],
+            turn_roles=roles[~np.repeat(merges, num_turns)],
         ),
         num_trained=np.diff(trained),
         merges=merges,

@@ -561,8 +561,8 @@ def _plain_roles(messages: object) -> list[str] | None:
     None. A template can see the order of keys."""
     if type(messages) is not list or not all(map(is_plain_message, messages)):
         return None
-    roles = [next(iter(message.values())) for message in messages]
-    return roles if roles and roles == [message["role"] for message in messages] else None
+    roles = [message["role"] for message in messages if next(iter(message)) == "role"]
+    return roles if roles and len(roles) == len(messages) else None
 
 
 def _texts_of(form: Form, messages: Messages, tools: Tools) -> Texts | None:
