@@ -322,11 +322,8 @@ def _passed(written: Written) -> list[tuple[int, Cut, bool]]:
     found: list[tuple[int, Cut, bool]] = []
     ends = [*(cut for _, cut in written.marks[1:]), end_of(written)]
     for (index, cut), end in zip(written.marks, ends, strict=False):  # no marks: no turns
-        texts = [
-            piece
-            for number, piece in enumerate(written.pieces[: end[0]])
-            if cut <= (number, 0) and isinstance(piece, TracedText)
-        ]
+        pieces = written.pieces[cut[0] + bool(cut[1]) : end[0]]
+        texts = [piece for piece in pieces if isinstance(piece, TracedText)]
         if texts and not any(_is_of(text, index) for text in texts):
             owner = len(found) - 1
             while owner >= 0 and not any(_is_of(text, found[owner][0]) for text in texts):
