@@ -475,7 +475,8 @@ def test_a_template_cannot_leave_its_sandbox(escape: str) -> None:
 
 
 def test_a_template_that_writes_far_too_much_is_dropped() -> None:
-    flood = "{% if messages | length > 3 %}{{ 'x' * 3000000 }}{% endif %}" + CHATML
+    flood = "{% if messages | length > 3 %}{{ 'x' * (10**6 * messages | length) }}{% endif %}"
+    flood += CHATML
     template = open_jinja_template(make_tokenizer(flood))
     short = chat("user: hi", "assistant: yo")
     assert [d.reason for d in template.render([TWO], PLAIN).drops] == ["template_refuses"]
