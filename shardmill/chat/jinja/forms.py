@@ -339,22 +339,23 @@ def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> 
     place += reach[_joined([one.texts for one in bounds if one]) + first_text[owners]] + inside
     num_turns = np.array([len(form.roles) for form in forms], np.int64)
     is_start = np.arange(len(place)) - first_bound[owners] < num_turns[owners]
-    # Trained parts follow one another; a position that is beyond its conversation merges.
-    edges = np.minimum(place[~is_start], offsets[1:][owners[~is_start]])
-    edges = np.maximum.accumulate(edges)
+    merges[owners[is_start & (place >= offsets[1:][owners])]] = True  # a turn of no token
+    # Where tokens merge, a prefix can have more of them than its text: into the next conversation.
+    place = np.where(merges[owners], offsets[owners], place)
+    roles = np.concatenate([np.empty(0, np.uint8), *(form.roles for form in forms)])
+    edges = place[~is_start]  # start and stop of each trained part; they follow one another
     mask: BoolArray = np.repeat(
         np.arange(len(edges) + 1) % 2 == 1, np.diff(edges, prepend=0, append=total)
     )
-    span_owners = owners[~is_start][::2]
-    lengths = edges[1::2] - edges[::2]
+    trained = np.bincount(owners[~is_start][::2], edges[1::2] - edges[::2], count)
     return Assembled(
         examples=ChatExamples(
             ids=Ragged(values, offsets),
             mask=mask,
-            turn_starts=place[is_start],
-            turn_roles=np.concatenate([np.empty(0, np.uint8), *(form.roles for form in forms)]),
+            turn_starts=place[is_start & ~merges[owners]],
+            turn_roles=roles[~np.repeat(merges, num_turns)],
         ),
-        num_trained=np.bincount(span_owners, lengths, count).astype(np.int64),
+        num_trained=trained.astype(np.int64),
         merges=merges,
     )
 

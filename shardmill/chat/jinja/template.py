@@ -11,8 +11,8 @@ encoded in batches by any engine. A compiled form is used only if
 - the tokenizer encodes the text between special tokens by itself.
 
 Otherwise every conversation of that shape is written by the template. Either way an answer starts
-where its generation prompt ends, token for token, is whole, and ends with the last run of special
-tokens of its turn that closes turns, which is trained with it unless `train_on_eot` is off. With
+where its generation prompt ends, token for token, is whole, and ends with the first run of special
+tokens after its words that closes turns, trained with it unless `train_on_eot` is off. With
 `{% generation %}` blocks the template itself says what is trained. What cannot be shown to be right
 is dropped with a reason. TracedText that would become a special token is never rendered.
 """
