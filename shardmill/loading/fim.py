@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from operator import add, sub
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import asdict, astuple
+from msgspec.structs import astuple
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
@@ -138,7 +138,7 @@ class FimCounts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return FimCounts(*map(sub, astuple(self), astuple(other)))
 
     def to_dict(self) -> dict[str, JSON]:
-        return asdict(self)
+        return msgspec.structs.asdict(self)
 
 
 # which documents, and where everything goes
@@ -214,6 +214,7 @@ def plan_fim(length: int, starts: OffsetArray, stops: OffsetArray) -> FimPlan:
 class FimRules:
     """What happens to the rows of one source."""
 
+    options: FimOptions  # with one rate, the seed and the tokens
     tokens: FimTokens
     first: tuple[int, ...]  # ids that stay at the start of a document
     last: tuple[int, ...]  # and at its end
@@ -221,6 +222,14 @@ class FimRules:
     spm_share: int  # of 2**32 documents
     offset: int  # where the even spacing begins, below 2**64
     keys: tuple[int, ...]  # of the hash: for a row, and for the three draws of a document
+
+    def of_stream(self, stream: int, num_streams: int) -> Self:
+        """The rules of one of several streams that give rows in turn, each counting its own rows.
+
+        Evenly spaced offsets, so that all streams together keep to the share too: the sum over s
+        of floor(x + s / S) is floor(S x).
+        """
+        return replace(self, offset=(self.offset + stream * _WHOLE // num_streams) % _WHOLE)
 
     def chosen(self, numbers: OffsetArray) -> BoolArray:
         """Which rows of the source, counted from the start of the run, are rearranged.
@@ -284,6 +293,15 @@ class FimRules:
         return low.astype(np.int64), high.astype(np.int64), draws[2] < np.uint64(self.spm_share)
 
 
+def check_vocabulary(tokens: FimTokens, vocab_size: int | None, where: str) -> None:
+    if vocab_size is not None and max(tokens.ids) >= vocab_size:
+        raise OptionError(
+            f"{{fim}}: the id {max(tokens.ids):,} is given, but {where} has a vocabulary of "
+            f"{vocab_size:,} ids",
+            fim=...,
+        )
+
+
 def fim_rules(
     options: FimOptions, named: Mapping[str, int], where: str, *, seed: int, path: Sequence[str]
 ) -> FimRules:
@@ -295,9 +313,10 @@ def fim_rules(
         tuple(sorted({named[name] for name in USUAL_NAMES[role] if name in named}))
         for role in ("bos", "eos")
     )
-    used = seed if options.seed is None else options.seed
+    used = seed if options.seed is None else int(options.seed)
     (offset,) = words_at(used, ("fim", "rows", *path), 1)
     return FimRules(
+        options=replace(options, seed=used, tokens=tokens),
         tokens=tokens,
         first=first,
         last=last if tokens.end is None else (tokens.end,),
@@ -306,6 +325,17 @@ def fim_rules(
         offset=offset,
         keys=words_at(used, ("fim", "documents"), 4),
     )
+
+
+def fim_facts(options: FimOptions) -> dict[str, JSON]:
+    """What a state records of the options of rules."""
+    assert not isinstance(options.rate, Mapping) and options.tokens is not None
+    return {
+        "rate": float(options.rate),
+        "spm_rate": float(options.spm_rate),
+        "seed": options.seed,
+        "tokens": asdict(options.tokens),
+    }
 
 
 # the sources of a stream
@@ -329,12 +359,12 @@ class SourcesFim:
             _rules_of(source, options, rate, seed) if rate else None
             for source, rate in zip(sources, rates, strict=True)
         )
-        used = next(rules.tokens for rules in self.rules if rules is not None)
+        used = next(rules.options for rules in self.rules if rules is not None)
         for source, rules in zip(sources, self.rules, strict=True):
-            if rules is not None and rules.tokens.ids != used.ids:
+            if rules is not None and rules.options.tokens != used.tokens:
                 raise OptionError(
                     f"{{fim}}: source {source.name!r} marks the parts of a document with "
-                    f"{rules.tokens.ids}, an earlier one with {used.ids}: they are of different "
+                    f"{rules.options.tokens}, an earlier one with {used.tokens}: they are of other "
                     "tokenizers",
                     fim=...,
                 )
@@ -343,13 +373,7 @@ class SourcesFim:
             listed = rates[0]
         elif len(json.dumps(listed)) > _MOST_RATES:
             listed = fingerprint_of(rates=listed)[:16]
-        tokens: dict[str, JSON] = {"prefix": used.prefix, "suffix": used.suffix}
-        self.facts: dict[str, JSON] = {
-            "rate": listed,
-            "spm_rate": float(options.spm_rate),
-            "seed": seed if options.seed is None else int(options.seed),
-            "tokens": {**tokens, "middle": used.middle, "end": used.end},
-        }
+        self.facts = fim_facts(used) | {"rate": listed}
 
     def changes(
         self, source: OffsetArray, number: OffsetArray, item: OffsetArray
@@ -389,18 +413,9 @@ def _rates(options: FimOptions, names: Sequence[str]) -> list[float]:
 def _rules_of(source: RowSource, options: FimOptions, rate: float, seed: int) -> FimRules:
     named = source.special_token_ids
     source.whole_documents(np.empty(0, np.int64))  # an error when it does not know them
-    one = FimOptions(
-        rate=rate, spm_rate=options.spm_rate, seed=options.seed, tokens=options.tokens
-    )
     where = f"source {source.name!r} ({source.path})"
-    rules = fim_rules(one, named, where, seed=seed, path=(source.name,))
-    largest = max(rules.tokens.ids)
-    if source.vocab_size is not None and largest >= source.vocab_size:
-        raise OptionError(
-            f"{{fim}}: the id {largest:,} is given, but {where} has a vocabulary of "
-            f"{source.vocab_size:,} ids",
-            fim=...,
-        )
+    rules = fim_rules(replace(options, rate=rate), named, where, seed=seed, path=(source.name,))
+    check_vocabulary(rules.tokens, source.vocab_size, where)
     return rules
 
 
