@@ -113,10 +113,14 @@ def _fim(call: TrainingOrder, recorded: dict[str, Any]) -> dict[str, Any]:
         fim_options(call.fim)  # checks it
         return {"fim_rate": call.fim}
     match recorded.get("fim"):
-        case {"rate": float(), "spm_rate": float(), "seed": int(), "tokens": dict(tokens)} as found:
+        case {"rate": rate, "spm_rate": spm_rate, "seed": seed, "tokens": dict(tokens)}:
             ids = {name: number for name, number in tokens.items() if number is not None}
-            own = {name: found[name] for name in ("rate", "spm_rate", "seed")}
-            return {"fim_tokens": ids, **{f"fim_{name}": value for name, value in own.items()}}
+            return {
+                "fim_rate": rate,
+                "fim_spm_rate": spm_rate,
+                "fim_seed": seed,
+                "fim_tokens": ids,
+            }
     return {}
 
 

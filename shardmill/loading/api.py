@@ -149,9 +149,7 @@ def _config(stores: Stores) -> DataConfig | None:
     return None
 
 
-def _open_stores(
-    stores: Any, seq_len: int, split: str, order: Mapping[str, Any]
-) -> SampleStream:
+def _open_stores(stores: Any, seq_len: int, split: str, order: Mapping[str, Any]) -> SampleStream:
     weights: list[float] | None = None
     if isinstance(stores, Mapping):
         stores, weights = list(stores), list(stores.values())

@@ -1,7 +1,7 @@
 """Fill in the middle: documents of some rows, rearranged when the row is read.
 
-A document that lies whole inside a row of `seq_len + 1` tokens is cut at two of its tokens into a
-prefix, a middle and a suffix, and written in one of two forms, with three tokens that mark the parts:
+A document that lies whole inside a row of `seq_len + 1` tokens is cut between its tokens into a
+prefix, a middle and a suffix, which are written in one of two forms, with three tokens as marks:
 
     PSM   <prefix> prefix <suffix> suffix <middle> middle
     SPM   <prefix> <suffix> suffix <middle> prefix middle
@@ -271,9 +271,9 @@ class FimRules:
         spans = np.empty((2, len(row), len(pieces)), np.int64)
         for number, (start, stop) in enumerate(pieces):
             spans[0, :, number], spans[1, :, number] = start, stop
-        index, _ = spread(
-            np.append(spans[0].reshape(-1), ends[-1]), np.append(spans[1].reshape(-1), tail_stop[-1])
-        )
+        # after the last document the rest of its row
+        starts = np.append(spans[0].reshape(-1), ends[-1])
+        index, _ = spread(starts, np.append(spans[1].reshape(-1), tail_stop[-1]))
         table = np.concatenate((flat, np.array(self.tokens.ids, flat.dtype)))
         return table[index].reshape(ids.shape)
 
@@ -329,7 +329,8 @@ def fim_rules(
 
 def fim_facts(options: FimOptions) -> dict[str, JSON]:
     """What a state records of the options of rules."""
-    assert not isinstance(options.rate, Mapping) and options.tokens is not None
+    assert not isinstance(options.rate, Mapping)
+    assert options.tokens is not None
     return {
         "rate": float(options.rate),
         "spm_rate": float(options.spm_rate),
@@ -389,7 +390,6 @@ class SourcesFim:
                 continue
             rows = np.arange(len(source))[chosen]
             rows = rows[rules.chosen(number[rows])]
-            length = self._sources[at].seq_len + 1
             documents = self._sources[at].whole_documents(item[rows])
             plan = plan_fim(self._sources[at].seq_len + 1, *documents)
             if len(plan.rows):
@@ -445,6 +445,6 @@ def rearrange(
 ) -> None:
     """Apply the changes to the inputs and labels of a step, all of whose labels are trained."""
     for rows, plan, rules in changes:
-        ids = np.concatenate((inputs[rows], labels[rows, -1:]), axis=1)
-        ids = rules.rearranged(ids, plan, np.asarray(samples)[rows])
+        before = np.concatenate((inputs[rows], labels[rows, -1:]), axis=1)
+        ids = rules.rearranged(before, plan, np.asarray(samples)[rows])
         write_next_token_pairs(ids, None, inputs, labels, rows)

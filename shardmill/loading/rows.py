@@ -84,13 +84,13 @@ class RowSource(ABC):
         whole[stops.searchsorted(edges[1:])] &= closes
         return starts[whole], stops[whole]
 
-    def _closed(self, items: OffsetArray) -> tuple[BoolArray, BoolArray]:
+    def _closed(self, items: OffsetArray) -> tuple[BoolArray, BoolArray]:  # noqa: ARG002
         """Whether a document begins with the first token of each row, and whether one ends with
         its last token."""
         raise OptionError(
             f"{{fim}}: source {self.name!r} is not of documents ({type(self).__name__}, "
-            f"{self.path}), so there is nothing to fill in; give shares to the other sources alone, "
-            "such as fim={'code': 0.5}",
+            f"{self.path}), so there is nothing to fill in; give shares to the other sources "
+            "alone, such as fim={'code': 0.5}",
             fim=...,
         )
 

@@ -262,9 +262,10 @@ class Counts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Rows given and what they hold; `input_...`: what was read to make them, in input rows.
 
     `tokens + padding == rows * (seq_len + 1)`; over an epoch `tokens + truncated_tokens` is every
-    token of every document, if none is rearranged to fill in the middle. Reading is ahead of giving by what is buffered. Rows without text
-    count in one process only: over all processes `input_documents + input_empty + input_dropped`
-    is the input.
+    token of every document (with fill in the middle less three for each of its documents, and with
+    what was cut for them). Reading is ahead of giving by what is buffered. Rows without text count
+    in one process only: over all processes `input_documents + input_empty + input_dropped` is the
+    input.
     """
 
     rows: _Count = 0  # with rows of padding only, in the last batch
@@ -315,7 +316,9 @@ class StreamStats:
 
     batch: Counts
     total: Counts
-    fim: FimCounts = FimCounts()  # rearranged to fill in the middle, of the total
+    fim: FimCounts = field(
+        default_factory=FimCounts
+    )  # rearranged to fill in the middle, of the total
 
     def to_dict(self) -> dict[str, JSON]:
         found: dict[str, JSON] = {"batch": self.batch.to_dict(), "total": self.total.to_dict()}

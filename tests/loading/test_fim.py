@@ -130,13 +130,15 @@ def test_a_document_is_cut_at_every_pair_of_tokens_alike():
     assert seen.keys() == pairs
     # half of the rows are PSM: 2,250 over 45 pairs are 50 each, with a deviation of 7
     psm = [seen[m, s] for m, s in pairs if m + s < length]
-    assert 20 < min(psm) and max(psm) < 85
+    assert min(psm) > 20
+    assert max(psm) < 85
     # and 9 of 45 PSM have an empty prefix too
     assert 2250 + 450 - 150 < spm < 2250 + 450 + 150
 
 
 def test_documents_of_text_read_back_with_the_tokenizer_that_names_the_marks(tmp_path):
-    texts = [f"def f_{n}(x):\n    return x * {n} + '\u00e9\u4e16'\n" * (1 + n % 3) for n in range(300)]
+    lines = [f"def f_{n}(x):\n    return x * {n} + '\u00e9\u4e16'\n" for n in range(300)]
+    texts = [line * (1 + n % 3) for n, line in enumerate(lines)]
     (tmp_path / "code.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     spec = TrainSpec(vocab_size=330, model_type="byte-bpe", specials=NAMES)
     model = train_tokenizer(tmp_path / "model", texts=texts, spec=spec).model
@@ -248,7 +250,9 @@ def test_every_number_of_ranks_reads_the_same_rows(stores):
 
     shapes = [RankShape(batch, world) for world in (1, 2, 3) for batch in (1, 4)]
     assert_order_is_one(make, shapes, 72)
-    assert_resume_is_elastic(make, [(RankShape(3, 2), 4), (RankShape(2, 3), 3), (RankShape(5, 1), 4)])
+    assert_resume_is_elastic(
+        make, [(RankShape(3, 2), 4), (RankShape(2, 3), 3), (RankShape(5, 1), 4)]
+    )
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -304,7 +308,8 @@ def test_a_state_with_other_options_is_refused_by_name(stores, saved, own, words
 def test_a_state_without_the_option_is_what_it_was_and_with_it_stays_small(stores):
     plain = Loader(open_stores(stores, fim=None), batch_size=1).state_dict()
     zero = Loader(open_stores(stores, fim=0), batch_size=1).state_dict()
-    assert "fim" not in plain and plain == zero
+    assert "fim" not in plain
+    assert plain == zero
     many = [TokenSource(stores / "code", seq_len=64, name=f"part-{n:03}") for n in range(60)]
     rates = {one.name: 0.5 / (n + 1) for n, one in enumerate(many)}
     state = Loader(SampleStream(many, fim=options(rates)), batch_size=1).state_dict()
@@ -327,14 +332,15 @@ def test_a_share_that_cannot_be_is_refused(stores, fim, words):
     with pytest.raises(OptionError) as caught:
         open_stores(stores, fim=fim)
     start, _, end = words.partition("*")
-    assert start in str(caught.value) and end in str(caught.value)
+    assert start in str(caught.value)
+    assert end in str(caught.value)
 
 
 def test_tokens_of_no_vocabulary_and_equal_tokens_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("some text " * 50)
     build(tmp_path / "a.txt", tmp_path / "store", tokenizer="byte:1", eot="<|eot|>")
     tokens = FimTokens(prefix=300, suffix=301, middle=302)
-    with pytest.raises(OptionError, match="the id 302 is given, but .* has a vocabulary of 257"):
+    with pytest.raises(OptionError, match=r"the id 302 is given, but .* has a vocabulary of 257"):
         load(tmp_path / "store", seq_len=8, batch_size=1, fim=FimOptions(rate=1, tokens=tokens))
     with pytest.raises(OptionError, match="wanted different ids"):
         FimTokens(prefix=1, suffix=1, middle=2)
@@ -364,7 +370,7 @@ def test_conversations_are_refused_by_name_unless_their_share_is_0(tmp_path):
 
 def test_a_folder_whose_documents_are_unknown_is_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(200, dtype=np.uint16))
-    with pytest.raises(OptionError, match="fim.*not known where the documents of source"):
+    with pytest.raises(OptionError, match=r"fim.*not known where the documents of source"):
         SampleStream([TokenSource(tmp_path, seq_len=8)], fim=options())
 
 
@@ -381,7 +387,7 @@ def test_a_config_names_the_shares_of_its_sources(stores):
     wanted = options({"code": 0.5, "wiki": 0.125}, spm_rate=0.25, seed=9)
     assert stream.fim.facts == open_stores(stores, fim=wanted).fim.facts
     stream.close()
-    with pytest.raises(OptionError, match="decides this; set data.fim_rate there"):
+    with pytest.raises(OptionError, match=r"decides this; set data\.fim_rate there"):
         load({"data": data}, seq_len=64, batch_size=4, fim=0.5)
     for change, words in (
         ({"fim_rate": 2}, "data.fim_rate: found 2 (an integer), wanted at most 1"),
@@ -405,9 +411,11 @@ def test_a_step_is_shown_as_it_was_trained(stores):
         ids = row.window.tolist()
         assert [ids[first] for first in sorted(row.rearranged)] == [0] * ids.count(0)
         for (_, start, stop), (first, last) in zip(row.plan.documents, row.columns, strict=True):
-            assert last <= 65 and (first == last or first in row.edges)
+            assert last <= 65
+            assert first == last or first in row.edges
             if first in row.rearranged:
-                assert last - first == stop - start + 3 and ids[last - 1] == END
+                assert last - first == stop - start + 3
+                assert ids[last - 1] == END
             elif first < last < 65:
                 assert last - first == stop - start
     assert any(row.rearranged for row in shown)

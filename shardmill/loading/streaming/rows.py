@@ -236,7 +236,8 @@ def _whole_in_rows(offsets: OffsetArray, is_begun: bool, width: int, stop: int) 
     whole = (spans[:, 0] // width == (spans[:, 1] - 1) // width) & (spans[:, 1] <= stop)
     whole &= spans[:, 0] < spans[:, 1]
     whole[: 1 if is_begun else 0] = False
-    return spans[whole]
+    found: OffsetArray = spans[whole]
+    return found
 
 
 def _segments(begins: OffsetArray, stop: int, width: int) -> Tokens:
