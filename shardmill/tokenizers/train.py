@@ -32,7 +32,7 @@ MAX_VOCAB = 2**24
 ModelType = Literal["unigram", "bpe", "byte-bpe"]
 CHUNK_CHARACTERS = 16_384
 _FILE_NAMES = {"unigram": "spm.model", "bpe": "spm.model", "byte-bpe": "tokenizer.json"}
-_FOLDER_SUFFIXES = (".txt", ".md")
+TEXT_SUFFIXES = (".txt", ".md")
 _STRUCTURED = (".jsonl", ".json", ".gz", ".zst", ".parquet", ".arrow", ".bin")
 
 
@@ -42,7 +42,7 @@ def find_files(patterns: Sequence[str | Path]) -> list[Path]:
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
-            matched = [file for file in path.rglob("*") if file.suffix in _FOLDER_SUFFIXES]
+            matched = [file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES]
         elif has_magic(str(pattern)) and not path.exists():
             matched = [Path(name) for name in glob(str(pattern), recursive=True)]  # noqa: PTH207
         else:
