@@ -261,7 +261,9 @@ def open_texts(
         )
     if are_chats or (field is None and _begins_with_chat(where)):
         return open_chats(where, shape=shape, **options)
-    return open_source(where, **({} if field is None else {"field": field}), **options)
+    if field is not None:
+        options["field"] = field
+    return open_source(where, **options)
 
 
 def _begins_with_chat(where: Where) -> bool:

@@ -33,7 +33,7 @@ ModelType = Literal["unigram", "bpe", "byte-bpe"]
 CHUNK_CHARACTERS = 16_384
 _FILE_NAMES = {"unigram": "spm.model", "bpe": "spm.model", "byte-bpe": "tokenizer.json"}
 TEXT_SUFFIXES = (".txt", ".md")
-_STRUCTURED = (".jsonl", ".json", ".gz", ".zst", ".parquet", ".arrow", ".bin")
+NOT_TEXT = (".jsonl", ".json", ".gz", ".zst", ".parquet", ".arrow", ".bin")
 
 
 def find_files(patterns: Sequence[str | Path]) -> list[Path]:
@@ -55,7 +55,7 @@ def find_files(patterns: Sequence[str | Path]) -> list[Path]:
             )
         found |= files
     for file in sorted(found):
-        if file.suffix in _STRUCTURED:
+        if file.suffix in NOT_TEXT:
             raise TokenizerError(
                 f"{file} is not plain text; train from the texts of a source instead ({{texts}})",
                 texts=...,

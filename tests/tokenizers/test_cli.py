@@ -102,6 +102,7 @@ def test_text_files_of_any_name_are_trained_on_line_by_line(tmp_path: Path) -> N
         *("--model-type", "byte-bpe", "--json"),
     )
     assert done.exit_code == 0, done.stderr
+    assert "wiki.train.raw: read as plain text" in done.stderr
     (one,) = json.loads(done.stdout)["inputs"]
     assert (one["name"], one["bytes"]) == ("wiki.train.raw", len((LANGUAGES * 10).encode()))
 

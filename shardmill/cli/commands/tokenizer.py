@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from shardmill.arguments import check_local
+from shardmill.arguments import check_local, is_url
 from shardmill.cli.app import CommandGroup, with_parameters
 from shardmill.cli.options import (
     AsJson,
@@ -32,7 +32,7 @@ from shardmill.sources import (
     texts_of,
 )
 from shardmill.tokenizers import DEFAULT_SPECIALS, TrainSpec, open_tokenizer, train_tokenizer
-from shardmill.tokenizers.train import TEXT_SUFFIXES
+from shardmill.tokenizers.train import NOT_TEXT, TEXT_SUFFIXES, find_files
 
 app = typer.Typer(cls=CommandGroup, help="Train a tokenizer, or look at one.", no_args_is_help=True)
 
@@ -41,9 +41,9 @@ app = typer.Typer(cls=CommandGroup, help="Train a tokenizer, or look at one.", n
 class TrainTokenizerCommand:
     """Train a tokenizer on documents, or on what the messages of conversations say.
 
-    Rows with a known shape of conversations and no field `text` are conversations; --field and
-    --shape say which. Prints one line: the model's file, its ids, its special tokens, and how much
-    text it saw.
+    Prints one line: the model's file, its ids, its special tokens, and how much text it saw. Rows
+    that have a known shape of conversations and no field `text` are conversations; --field and
+    --shape decide otherwise.
 
     Example: shardmill tokenizer train 'books/*.txt' --out tokenizer --vocab-size 400
 
@@ -113,9 +113,11 @@ class TrainTokenizerCommand:
         try:
             source = open_texts(self.inputs, **options)
         except SourceError:
-            if options or not all(Path(item).is_file() for item in self.inputs):
+            if options or not all(map(_may_be_text, self.inputs)):
                 raise
-            return {"files": self.inputs}  # text files of any name, such as wiki.train.raw
+            found = find_files(self.inputs)
+            print(f"shardmill: {', '.join(self.inputs)}: read as plain text", file=sys.stderr)
+            return {"files": found}
         parts = source.parts if isinstance(source, ConcatSource) else [source]
         files = [
             file.place for part in parts if isinstance(part, TextSource) for file in part.files
@@ -162,6 +164,12 @@ class TokenizerInfoCommand:
             "not_fast": list(candidates.refusals),
         }
         return Answer(msgspec.to_builtins(facts, order="sorted"), _lines(facts))
+
+
+def _may_be_text(item: str) -> bool:
+    """Whether this is a text file of another name, such as wiki.train.raw, or a glob of some."""
+    is_elsewhere = is_url(item) or item.startswith("hub:")
+    return not (is_elsewhere or Path(item).is_dir() or item.endswith(NOT_TEXT))
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
