@@ -356,7 +356,9 @@ def _row_parts(row: Row, shown: ShownTokens) -> Iterator[tuple[str, int, int]]:
     else:
         for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
             boundary = ""
-            if first and shown.trained[first]:
+            if first == last:
+                boundary = "; cut off, since the documents before it grew"
+            elif first and shown.trained[first]:
                 boundary = "; its first token is the label of the document before"
             elif first:
                 boundary = "; boundary: its first token is not a label"
