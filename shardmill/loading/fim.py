@@ -7,9 +7,8 @@ prefix, a middle and a suffix, which are written in one of two forms, with three
     SPM   <prefix> <suffix> suffix <middle> prefix middle
 
 Its start token stays first and its end token stays last. The row keeps its length: what follows a
-document moves right by three columns, and what leaves the row at its end is cut. Padding is cut
-first. A document that would not stay whole is not rearranged, so of no other document does
-anything get lost.
+document moves right by three columns, and what leaves the row at its end, padding first, is cut and
+counted. A document that would not stay whole is not rearranged.
 
 Which rows: of the samples of a source, counted from the start of the run, the share `rate`, evenly
 spread; in such a row all whole documents of at least `LEAST_TOKENS` tokens are rearranged. Where a
@@ -428,6 +427,8 @@ def count_change(change: FimChange) -> FimCounts:
 
 def moved_borders(borders: Borders, changes: Sequence[FimChange]) -> Borders:
     """Where documents begin in the rows of a step after the changes."""
+    if not changes:
+        return borders
     length, positions = borders.length, borders.positions.copy()
     row = positions // length
     for rows, plan, _ in changes:

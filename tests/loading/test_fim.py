@@ -17,7 +17,7 @@ from shardmill.errors import OptionError, StateMismatchError
 from shardmill.inspect.rows import Moment, read_row
 from shardmill.loading import FimOptions, FimTokens, Loader, SampleStream, TokenSource, load
 from shardmill.loading.config import open_stream, read_config
-from shardmill.loading.fim import LEAST_TOKENS, fim_rules, plan_fim
+from shardmill.loading.fim import LEAST_TOKENS, fim_rules, find_tokens, plan_fim
 from shardmill.records import IGNORE_INDEX
 from shardmill.testing.loading import (
     RankShape,
@@ -419,6 +419,28 @@ def test_a_step_is_shown_as_it_was_trained(stores):
             elif first < last < 65:
                 assert last - first == stop - start
     assert any(row.rearranged for row in shown)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(
+            ("fim_prefix", "fim_suffix", "fim_middle"),
+            ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+        ),
+        (
+            "<\uff5cfim\u2581begin\uff5c>",
+            "<\uff5cfim\u2581hole\uff5c>",
+            "<\uff5cfim\u2581end\uff5c>",
+        ),
+        *(("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"), ("<PRE>", "<SUF>", "<MID>")),
+    ],
+)
+def test_marks_are_found_by_the_names_of_known_tokenizers(names):
+    named = {"eot": 9, **dict(zip(names, (7, 3, 5), strict=True))}
+    assert find_tokens(named, "here").ids == (7, 3, 5)
+    with pytest.raises(OptionError, match="here names no tokens to mark"):
+        find_tokens(dict(list(named.items())[:3]), "here")
 
 
 def test_the_options_of_this_module_are_checked():
