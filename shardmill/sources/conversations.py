@@ -146,7 +146,9 @@ def text_bytes(conversation: object) -> int:
         return 0
     total = 0
     stack: list[Any] = [conversation.tools or ()]
-    for message in conversation.messages:
+    shared = len(conversation.messages)
+    own = (message for branch in conversation.branches for message in branch.messages[shared:])
+    for message in chain(conversation.messages, own):
         for value in message.values():
             if type(value) is str:  # nearly always, so the quick way
                 total += utf8_bytes(value)
