@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,15 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
-from shardmill.records import BoolArray, IntArray, OffsetArray, write_next_token_pairs
+from shardmill.records import (
+    BoolArray,
+    IntArray,
+    OffsetArray,
+    PreferenceKind,
+    write_next_token_pairs,
+)
 from shardmill.store import Exclusions, Store, read_exclusions
+from shardmill.store.branches import refuse_preferences
 from shardmill.store.readers import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.store.readers.documents import Borders, borders_after, checked_starts, find_borders
 from shardmill.store.readers.foreign import TokenFolder, folder_fingerprint
@@ -55,6 +62,7 @@ class RowSource(ABC):
     window_bytes: int  # of one row on disk, about
     reader: str  # "mapped" or "pread"
     excluded: ExcludedItems | None = None  # rows that a stream must not give
+    kind: Literal["rows"] | PreferenceKind = "rows"  # what it gives: rows, pairs, labelled answers
     _unit = "row"  # what a row is called in messages
 
     @abstractmethod
@@ -346,6 +354,8 @@ def check_eos(space: TokenSpace, eos_token_id: int | None, name: str) -> int | N
 
 
 def check_store(store: Store | TokenStore, eos_token_id: int | None) -> None:
+    if isinstance(store, Store):
+        refuse_preferences(store, "a window would hold parts of both")
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations. Here every token would be trained; read it "
