@@ -53,7 +53,7 @@ class SourceCounters:
     """What was consumed of one source since sample 0, by all ranks together."""
 
     samples: int
-    tokens: int  # inputs: samples * seq_len
+    tokens: int  # inputs: samples * seq_len, of pairs twice that
     epochs: float  # samples / rows of the source
 
 
@@ -145,7 +145,7 @@ class Loader(Closing, Generic[StepBatch]):
         return {
             source.name: SourceCounters(
                 samples=count,
-                tokens=count * source.seq_len,
+                tokens=count * source.seq_len * (2 if source.kind == "ranks" else 1),
                 epochs=count / len(source) if len(source) else 0.0,
             )
             for source, count in zip(self.stream.sources, counts, strict=True)

@@ -453,7 +453,9 @@ class ChatSource(NamedSource):
             for chat in items:
                 if isinstance(chat, Conversation):
                     num_bytes += text_bytes(chat)
-                    for option, problem in missing_options(chat.messages, self._rules):
+                    said_last = [branch.messages[-1] for branch in chat.branches]
+                    messages = [*chat.messages, *said_last]
+                    for option, problem in missing_options(messages, self._rules):
                         if option not in said:
                             logger.warning("%s: %s", self._inputs[number].where(row), problem)
                             said.add(option)

@@ -135,6 +135,14 @@ def test_what_cannot_be_compared_is_dropped_by_name(tmp_path: Path) -> None:
     assert len(records_of(tmp_path / "store")) == 2
 
 
+def test_a_file_of_which_nothing_is_left_is_an_empty_store(tmp_path: Path) -> None:
+    report = build_preferences(tmp_path, [pair("why", "same", "same")])
+    assert report.manifest.version == 3
+    assert report.manifest.ledger.documents.dropped == {"same_answers": 1}
+    assert verify(tmp_path / "store").problems == []
+    assert records_of(tmp_path / "store") == []
+
+
 def _talk(*said: str) -> list[dict[str, str]]:
     roles = ("user", "assistant")
     return [{"role": roles[at % 2], "content": text} for at, text in enumerate(said)]

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 import shardmill
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.formats.packed.spool import ChatStoreSpool
+from shardmill.formats.stores import StoreSplit
 from shardmill.loading import (
     Loader,
     PreferenceBatch,
@@ -217,6 +219,8 @@ def test_tensors_share_the_order(stores: list[Path]) -> None:
 def test_readers_that_would_misread_preferences_refuse_them(stores: list[Path]) -> None:
     folder = stores[0]
     for read in (
+        lambda: ChatStoreSpool(folder, "train"),
+        lambda: StoreSplit(folder, "train"),
         lambda: TokenSource(folder, seq_len=8),
         lambda: shardmill.ChatRows(folder, seq_len=8),
         lambda: shardmill.pack(folder, 8),
