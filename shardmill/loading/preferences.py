@@ -6,7 +6,8 @@ whose ranks differ, so an epoch gives each once, in the order that the seed draw
 divided by a batch or a rank. Positions, mixtures, exclusions and states are as in every `Loader`.
 
 A row is a prompt and one answer, `seq_len` tokens with its padding, not shifted: models of
-transformers and the trainers of TRL take it so.
+transformers and the trainers of TRL take it so. Packed, a row has whole pairs, each answer after a
+prompt of its own; then the unit of order is such a row.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from shardmill.loading.order import SampleStream, Step, Steps
 from shardmill.loading.packed_rows import checked_pad_id
 from shardmill.loading.rows import RowSource, RowSpan, checked_name
 from shardmill.machine import check_memory
+from shardmill.packing import BinAssignment, best_fit_decreasing
 from shardmill.records import IGNORE_INDEX, BoolArray, IntArray, OffsetArray
 from shardmill.sampling.order import by_value
 from shardmill.store import Store, open_store, read_exclusions
@@ -46,22 +48,26 @@ Pairs = Literal["all", "best"]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreferenceBatch:
     """The rows of one step: of `n` pairs the chosen ones, then the rejected ones in the same order;
-    of `n` labelled answers each one. The width is `seq_len`; padding is on the right."""
+    of `n` labelled answers each one; of `n` packed rows each one. The width is `seq_len`; padding
+    is on the right."""
 
     input_ids: OffsetArray  # (rows, T)
     attention_mask: OffsetArray  # (rows, T) 0: padding
     completion_mask: OffsetArray  # (rows, T) 1: this token is a training target
     labels: OffsetArray  # (rows, T) the token where it is trained, else IGNORE_INDEX; not shifted
-    prompt_lengths: OffsetArray  # (rows,) tokens before the answer
+    prompt_lengths: OffsetArray | None = None  # (rows,) tokens before the answer; not packed
+    segment_ids: OffsetArray | None = None  # (rows, T) packed: 1 and 2 for the chosen and the
+    # rejected answer of the first pair, each with its prompt, 3 and 4 of the next; 0: padding
+    position_ids: OffsetArray | None = None  # (rows, T) packed: from 0 in every segment
     label: BoolArray | None = None  # (n,) of labelled answers: is it a good one?
     samples: range = range(0)  # the global sample numbers
     source: OffsetArray | None = None  # (n,) which source of the mixture
     epoch: OffsetArray | None = None  # (n,) which pass over that source, from 0
-    item: OffsetArray | None = None  # (n,) which pair or answer of that source
-    max_seqlen: int | None = field(default=None, repr=False)  # rows are not packed
+    item: OffsetArray | None = None  # (n,) which pair, answer or row of that source
+    max_seqlen: int | None = field(default=None, repr=False)  # not known
 
     def __len__(self) -> int:
-        """Pairs, or labelled answers."""
+        """Pairs, labelled answers, or packed rows."""
         return len(self.samples)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -74,6 +80,8 @@ class PreferenceBatch:
         labelled answers `completion_input_ids`, ... and `label`. `prompt_...` is the prompt alone,
         with its padding on the left."""
         names = ("input_ids", "attention_mask", "completion_mask", "labels")
+        if self.prompt_lengths is None:
+            raise OptionError("packed rows have no columns of TRL; read them without {packed}")
         parts = ("chosen", "rejected") if self.label is None else ("completion",)
         num = len(self.input_ids) // len(parts)
         found = {
@@ -119,7 +127,8 @@ class PreferenceSource(RowSource):
     takes tokens off the beginning of its prompt, for both answers the same. An answer is never cut:
     one that leaves no place for a token of its prompt is left out. `num_too_long` and `num_cut`
     count both. `pairs` is for ranked lists; see `pairs_of`. `name`, `reader`: as in `TokenSource`;
-    `pad_id`: as in `PackSource`. Holds 16 bytes a pair.
+    `pad_id`: as in `PackSource`. With `packed` an item is a row of whole pairs (best fit), and what
+    must fit is a pair with both prompts. Holds 16 bytes a pair.
     """
 
     def __init__(
@@ -130,6 +139,7 @@ class PreferenceSource(RowSource):
         split: str = "train",
         long: LongPairs = "drop",
         pairs: Pairs = "all",
+        packed: bool = False,
         name: str | None = None,
         pad_id: int | None = None,
         reader: ReaderName = "auto",
@@ -150,25 +160,31 @@ class PreferenceSource(RowSource):
             "split": split,
             "long": long,
             "pairs": pairs,
+            "packed": packed,
             "name": name,
             "pad_id": pad_id,
             "reader": reader,
         }
         self.store, self.path = store, store.folder
         self.split = self._split = split
-        self.kind = store.preference
+        self.kind = "packed" if packed else store.preference
+        if packed and store.preference == "labels":
+            raise OptionError("{packed}: for pairs; labelled answers have no other", packed=True)
         self.seq_len = whole_number(seq_len, "seq_len")
         self.name = checked_name(self.path.name if name is None else name)
         self.pad_id = checked_pad_id(store.manifest, str(store.folder), pad_id)
         self._links = np.array(store.branches(split))
         self._space = ChatSpace(store, split, reader=reader)
         self.reader = self._space.reader
-        self._unit = "pair" if self.kind == "ranks" else "answer"
+        self._unit = "pair" if store.preference == "ranks" else "answer"
         items = np.arange(len(self._links))[:, None]
-        if self.kind == "ranks":
+        if store.preference == "ranks":
             items = pairs_of(self._links, pairs)
+        self._packed: BinAssignment | None = None
         self._choose(items, long)
         self.fingerprint = f"{store.fingerprint}/{split}/{pairs}/{long}"
+        if self._packed is not None:
+            self._unit, self.fingerprint = "row", f"{self.fingerprint}/packed"
         self.excluded = self._find_excluded()
 
     def _choose(self, items: OffsetArray, long: LongPairs) -> None:
@@ -176,13 +192,16 @@ class PreferenceSource(RowSource):
         lengths = self._space.lengths()
         prompts = lengths[self._links[items[:, 0], 1]]
         answers = lengths[self._links[items, 0]]
-        longest = answers.max(axis=1, initial=0)
-        over = np.maximum(prompts + longest - self.seq_len, 0)
+        if self.kind == "packed":  # half of what is too much, of each prompt
+            over = np.maximum(2 * prompts + answers.sum(axis=1) - self.seq_len + 1, 0) // 2
+        else:
+            over = np.maximum(prompts + answers.max(axis=1, initial=0) - self.seq_len, 0)
         fits = over == 0 if long == "drop" else over < prompts
         self.num_too_long = int(np.count_nonzero(~fits))
         self.num_cut = int(np.count_nonzero(over[fits]))
         self._items, self._cut = items[fits], over[fits]
-        self.num_tokens = int((answers.sum(axis=1) + items.shape[1] * (prompts - over))[fits].sum())
+        sizes = (answers.sum(axis=1) + items.shape[1] * (prompts - over))[fits]
+        self.num_tokens = int(sizes.sum())
         if not len(self._items):
             raise OptionError(
                 f"{self.path}: none of the {len(items):,} {self._unit}s of split {self.split!r} "
@@ -191,7 +210,9 @@ class PreferenceSource(RowSource):
                 seq_len=self.seq_len,
             )
         itemsize = np.dtype(self.store.dtype).itemsize
-        self.window_bytes = -(-self.num_tokens * itemsize // len(self._items))
+        if self.kind == "packed":
+            self._packed = best_fit_decreasing(sizes, self.seq_len).rows
+        self.window_bytes = -(-self.num_tokens * itemsize // len(self))
         if self.num_too_long or self.num_cut:
             log.warning(
                 "%s: of %s %ss of split %r, %s are longer than seq_len=%s and left out, and %s "
@@ -201,42 +222,71 @@ class PreferenceSource(RowSource):
             )
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._items) if self._packed is None else len(self._packed)
 
     def rows(self, items: npt.ArrayLike) -> PreferenceBatch:
-        """These pairs, or labelled answers, as a batch; `item` holds their numbers."""
+        """These items as a batch; `item` holds their numbers."""
         numbers = item_numbers(items, len(self), self._unit)
-        # chosen first: items (n, 2) -> rows of all first columns, then of all second ones
-        links = self._links[self._items[numbers].T.reshape(-1)]
-        cut = np.tile(self._cut[numbers], self._items.shape[1])
-        # each row is two examples, its prefix and its branch
-        found = self._space.examples(links[:, [1, 0]].reshape(-1))
-        lengths = found.ids.lengths.reshape(-1, 2)
-        lengths[:, 0] -= cut
-        kept = np.ones(len(found.mask), np.bool_)
-        starts = found.ids.offsets[:-1:2]
-        kept[spread(starts, starts + cut)[0]] = False
-        column = np.arange(self.seq_len)
-        inside = column < lengths.sum(axis=1)[:, None]
+        if self._packed is None:
+            # chosen first: items (n, 2) -> rows of all first columns, then of all second ones
+            branches = self._items[numbers].T.reshape(-1)
+            ids, trained, prompts, answers = self._said(
+                branches, np.tile(self._cut[numbers], self._items.shape[1])
+            )
+            sizes, more = prompts + answers, {"prompt_lengths": prompts}
+            if self.kind == "labels":
+                more["label"] = self._links[branches, 3] == 1
+        else:
+            pairs, edges = self._pairs_in(numbers)
+            ids, trained, prompts, answers = self._said(
+                self._items[pairs].reshape(-1), np.repeat(self._cut[pairs], 2)
+            )
+            ends = np.concatenate(([0], np.cumsum(prompts + answers)))[2 * edges]
+            sizes, more = np.diff(ends), _segments(prompts + answers, 2 * edges)
+        inside = np.arange(self.seq_len) < sizes[:, None]
         input_ids = np.full(inside.shape, self.pad_id, np.int64)
-        input_ids[inside] = found.ids.values[kept]
-        trained = np.zeros(inside.shape, np.bool_)
-        trained[inside] = found.mask[kept]
+        input_ids[inside] = ids
+        mask = np.zeros(inside.shape, np.bool_)
+        mask[inside] = trained
+        for name in ("segment_ids", "position_ids") if self._packed is not None else ():
+            own = np.zeros(inside.shape, np.int64)
+            own[inside] = more[name]
+            more[name] = own
         return PreferenceBatch(
             input_ids=input_ids,
             attention_mask=inside.astype(np.int64),
-            completion_mask=trained.astype(np.int64),
-            labels=np.where(trained, input_ids, IGNORE_INDEX),
-            prompt_lengths=lengths[:, 0].copy(),
-            label=links[:, 3] == 1 if self.kind == "labels" else None,
+            completion_mask=mask.astype(np.int64),
+            labels=np.where(mask, input_ids, IGNORE_INDEX),
             samples=range(len(numbers)),
             item=numbers,
+            **more,
         )
 
+    def _said(
+        self, branches: OffsetArray, cut: OffsetArray
+    ) -> tuple[IntArray, BoolArray, OffsetArray, OffsetArray]:
+        """Ids and mask of these branches end to end, each after its prefix without its first `cut`
+        tokens; the tokens of each prefix, and of each branch."""
+        found = self._space.examples(self._links[branches][:, [1, 0]].reshape(-1))
+        prompts, answers = found.ids.lengths.reshape(-1, 2).T
+        kept = np.ones(len(found.mask), np.bool_)
+        starts = found.ids.offsets[:-1:2]
+        kept[spread(starts, starts + cut)[0]] = False
+        return found.ids.values[kept], found.mask[kept], prompts - cut, answers
+
+    def _pairs_in(self, rows: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
+        """The pairs of some packed rows, row after row, and how many come before each row."""
+        assert self._packed is not None
+        at, edges = spread(self._packed.offsets[rows], self._packed.offsets[rows + 1])
+        return self._packed.indices[at].astype(np.int64), edges
+
     def examples_of(self, items: npt.ArrayLike) -> OffsetArray:
-        """(n, 2) or (n, 3): of each item its prefix, then its chosen and rejected or only branch,
-        as examples of the split."""
-        branches = self._items[item_numbers(items, len(self), self._unit)]
+        """(n, 2) or (n, 3): of each item (packed: of each pair in them) its prefix, then its chosen
+        and rejected or only branch, as examples of the split."""
+        numbers = item_numbers(items, len(self), self._unit)
+        if self._packed is not None:
+            numbers = self._pairs_in(numbers)[0]
+        branches = self._items[numbers]
         prefix = self._links[branches[:, :1], 1]
         return np.concatenate((prefix, self._links[branches, 0]), axis=1)
 
@@ -248,7 +298,7 @@ class PreferenceSource(RowSource):
 
     def span(self, item: int) -> RowSpan:
         """Its documents are its prefix and its answers."""
-        (examples,) = self.examples_of([item]).tolist()
+        examples = self.examples_of([item]).reshape(-1).tolist()
         starts, stops = self._space.spans(examples)
         documents = tuple(zip(examples, starts.tolist(), stops.tolist(), strict=True))
         return RowSpan(int(starts[0]), int(stops[-1]), documents)
@@ -272,6 +322,8 @@ class PreferenceSource(RowSource):
         hit = touched(spans, *self._space.spans(np.arange(len(self._space))))
         items = hit[self._links[self._items, 0]].any(axis=1)
         items |= hit[self._links[self._items[:, 0], 1]]
+        if self._packed is not None:
+            items = np.logical_or.reduceat(items[self._packed.indices], self._packed.offsets[:-1])
         return excluded_items(spans, items, name=self.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -283,6 +335,14 @@ class PreferenceSource(RowSource):
             f"PreferenceSource({str(self.path)!r}, split={self.split!r}, name={self.name!r}, "
             f"seq_len={self.seq_len:,}, {self._unit}s={len(self):,}, reader={self.reader!r})"
         )
+
+
+def _segments(sizes: OffsetArray, edges: OffsetArray) -> dict[str, Any]:
+    """Numbers of the segments of each row, from 1, and positions in each, end to end."""
+    number = np.arange(len(sizes)) - np.repeat(edges[:-1], np.diff(edges)) + 1
+    starts = np.cumsum(sizes) - sizes
+    positions = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
+    return {"segment_ids": np.repeat(number, sizes), "position_ids": positions}
 
 
 class PreferenceLoader(Loader[PreferenceBatch]):

@@ -62,7 +62,8 @@ class RowSource(ABC):
     window_bytes: int  # of one row on disk, about
     reader: str  # "mapped" or "pread"
     excluded: ExcludedItems | None = None  # rows that a stream must not give
-    kind: Literal["rows"] | PreferenceKind = "rows"  # what it gives: rows, pairs, labelled answers
+    kind: Literal["rows", "packed"] | PreferenceKind = "rows"
+    # what it gives: rows, packed pairs, pairs ("ranks"), labelled answers ("labels")
     _unit = "row"  # what a row is called in messages
 
     @abstractmethod

@@ -176,6 +176,78 @@ def test_prompts_are_cut_on_the_left_and_answers_never(tmp_path: Path) -> None:
         PreferenceSource(tmp_path / "store", seq_len=4)
 
 
+def packed_texts(batch: PreferenceBatch) -> list[list[tuple[str, str, str]]]:
+    """The pairs of each packed row, from its segments."""
+    assert batch.segment_ids is not None
+    assert batch.position_ids is not None
+    found = []
+    for ids, trained, segment, position in zip(
+        *(batch.input_ids, batch.completion_mask, batch.segment_ids, batch.position_ids),
+        strict=True,
+    ):
+        texts = []
+        for number in range(1, int(segment.max()) + 1):
+            at = np.flatnonzero(segment == number)
+            assert position[at].tolist() == [*range(len(at))]
+            first = int(trained[at].argmax())
+            assert trained[at].tolist() == [0] * first + [1] * (len(at) - first)
+            texts.append((TOKENIZER.decode(ids[at[:first]]), TOKENIZER.decode(ids[at[first:]])))
+        pairs = []
+        for (one, good), (two, bad) in zip(texts[::2], texts[1::2], strict=True):
+            assert one == two
+            pairs.append((one, good, bad))
+        found.append(pairs)
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(rows=rows_of_pairs() | ranked_lists())
+def test_a_packed_row_has_whole_pairs(rows: list[Row]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        build_preferences(Path(place), rows)
+        source = PreferenceSource(Path(place) / "store", seq_len=128, packed=True)
+        loader = shardmill.load(source, seq_len=128, batch_size=1, num_samples=len(source))
+        found = [pair for batch in loader for row in packed_texts(batch) for pair in row]
+        assert Counter(found) == Counter(plain_pairs(Path(place) / "store"))
+        assert loader.counters()["store"].tokens == 128 * len(source)
+        assert len(source) < len(found) or len(found) == 1 or len(rows) < 4
+
+
+def test_packed_rows_resume_and_are_replaced(stores: list[Path], tmp_path: Path) -> None:
+    def make(*, batch_size: int = 2, rank: int = 0, world: int = 1) -> PreferenceLoader:
+        sources = [PreferenceSource(one, seq_len=100, packed=True) for one in stores]
+        stream = SampleStream(sources, seed=5)
+        return PreferenceLoader(stream, batch_size=batch_size, rank=rank, world=world)
+
+    def rows(batch: PreferenceBatch) -> list[Any]:
+        return list(zip(batch.samples, packed_texts(batch), strict=True))
+
+    assert_resumes_exactly(make, 6, rows=rows)
+    assert_order_is_one(make, [RankShape(1, 2), RankShape(2, 3)], 12, rows=rows)
+    with pytest.raises(OptionError, match="packed"):
+        next(iter(make())).columns()
+    other = PreferenceSource(stores[0], seq_len=100)
+    with pytest.raises(OptionError, match="mix sources of one kind"):
+        SampleStream([make().stream.sources[1], other])
+    build_preferences(tmp_path, [pair(f"why {n}", f"good {n}", "bad") for n in range(12)])
+    before = SampleStream([PreferenceSource(tmp_path / "store", seq_len=100, packed=True)])
+    exclude_documents(tmp_path / "store", "train", [4], reason="no")
+    after = SampleStream([PreferenceSource(tmp_path / "store", seq_len=100, packed=True)])
+    spans = shardmill.store.read_exclusions(shardmill.open_store(tmp_path / "store"))
+    wanted = {"store": spans.spans("train").tolist()}
+    assert (
+        assert_only_excluded_places_change(before, after, wanted, 2 * len(before.sources[0])) == 2
+    )
+
+
+def test_packed_prompts_are_cut_alike(tmp_path: Path) -> None:
+    build_preferences(tmp_path, [pair("x" * 30, "good", "bad"), pair("y", "z" * 90, "bad")])
+    cut = PreferenceSource(tmp_path / "store", seq_len=40, packed=True, long="cut-prompt")
+    assert (len(cut), cut.num_too_long, cut.num_cut) == (1, 1, 1)
+    kept = "x" * 13 + "<|e|><|a|>"  # 15 tokens twice, and answers of 5 and 4
+    assert packed_texts(cut.rows([0])) == [[(kept, "good<|e|>", "bad<|e|>")]]
+
+
 def test_labelled_answers_come_one_to_a_row(tmp_path: Path) -> None:
     rows = [{"prompt": "why", "completion": f"c{n}", "label": n % 3 == 0} for n in range(7)]
     build_preferences(tmp_path, rows)
