@@ -14,6 +14,7 @@ Needs: pip install 'shardmill[torch,hub,hf]' trl accelerate
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -123,8 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     assert entry is not None
     assert entry.preference is not None
     print(f"{entry.preference.records} records, {entry.preference.saved_tokens} tokens saved")
+    model = tiny_model(tokenizer, options.seq_len)
     trainer = StoreTrainer(
-        model=tiny_model(tokenizer, options.seq_len),
+        model=model,
+        ref_model=copy.deepcopy(model),
         args=trainer_args(options.out / "run", options.steps),
         train_dataset=to_datasets(options.out / "store", seq_len=options.seq_len),
         processing_class=tokenizer,

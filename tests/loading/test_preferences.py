@@ -150,7 +150,7 @@ def test_excluded_answers_and_prompts_are_replaced(tmp_path: Path) -> None:
     build_preferences(tmp_path, [pair(f"why {n // 2}", f"good {n}", "bad") for n in range(12)])
     store = tmp_path / "store"
     before = SampleStream([PreferenceSource(store, seq_len=LENGTH)], seed=2)
-    exclude_documents(store, "train", [0, 8], reason="no")  # a prompt of two pairs, an answer
+    exclude_documents(store, [0, 8], reason="no", split="train")  # a prompt of two pairs, an answer
     after = SampleStream([PreferenceSource(store, seq_len=LENGTH)], seed=2)
     excluded = after.sources[0].excluded
     assert excluded is not None
@@ -231,7 +231,7 @@ def test_packed_rows_resume_and_are_replaced(stores: list[Path], tmp_path: Path)
         SampleStream([make().stream.sources[1], other])
     build_preferences(tmp_path, [pair(f"why {n}", f"good {n}", "bad") for n in range(12)])
     before = SampleStream([PreferenceSource(tmp_path / "store", seq_len=100, packed=True)])
-    exclude_documents(tmp_path / "store", "train", [4], reason="no")
+    exclude_documents(tmp_path / "store", [4], reason="no", split="train")
     after = SampleStream([PreferenceSource(tmp_path / "store", seq_len=100, packed=True)])
     spans = shardmill.store.read_exclusions(shardmill.open_store(tmp_path / "store"))
     wanted = {"store": spans.spans("train").tolist()}

@@ -20,7 +20,7 @@ pytest.importorskip("datasets")
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 COMPARED = """
-import json, sys
+import copy, json, sys
 from pathlib import Path
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ weights = {name: one.clone() for name, one in model.state_dict().items()}
 def trained(kind, dataset):
     model = example.tiny_model(tokenizer, 1024)
     model.load_state_dict(weights)
-    trainer = kind(model=model, args=example.trainer_args(out / "run", 20),
+    trainer = kind(model=model, ref_model=copy.deepcopy(model), args=example.trainer_args(out / "run", 20),
         train_dataset=dataset, processing_class=tokenizer)
     trainer.train()
     return trainer, [one["loss"] for one in trainer.state.log_history if "loss" in one]
@@ -155,7 +155,7 @@ def test_columns_hold_the_tokens_of_every_pair(tmp_path: Path) -> None:
     assert [TOKENIZER.decode(np.array(one)) for one in whole["rejected_ids"]] == [
         prompt + bad for prompt, _, bad in texts
     ]
-    shardmill.store.exclude_documents(tmp_path / "store", "train", [2], reason="no")
+    shardmill.store.exclude_documents(tmp_path / "store", [2], reason="no", split="train")
     assert len(to_datasets(tmp_path / "store")) == 2
     with pytest.raises(OptionError, match="form"):
         to_datasets(tmp_path / "store", form="kto")
