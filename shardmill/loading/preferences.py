@@ -31,7 +31,14 @@ from shardmill.loading.packed_rows import checked_pad_id
 from shardmill.loading.rows import RowSource, RowSpan, checked_name
 from shardmill.machine import check_memory
 from shardmill.packing import BinAssignment, best_fit_decreasing
-from shardmill.records import IGNORE_INDEX, BoolArray, IntArray, OffsetArray
+from shardmill.records import (
+    IGNORE_INDEX,
+    BoolArray,
+    ChatExamples,
+    IntArray,
+    OffsetArray,
+    Ragged,
+)
 from shardmill.sampling.order import by_value
 from shardmill.store import Store, open_store, read_exclusions
 from shardmill.store.exclusions import touched
@@ -289,6 +296,13 @@ class PreferenceSource(RowSource):
         branches = self._items[numbers]
         prefix = self._links[branches[:, :1], 1]
         return np.concatenate((prefix, self._links[branches, 0]), axis=1)
+
+    def examples(self, items: npt.ArrayLike) -> tuple[Ragged, list[ChatExamples]]:
+        """Of these pairs, or labelled answers, the prompts, whole, and the chosen and rejected
+        answers, or the only ones."""
+        columns = self.examples_of(items).T
+        prompts, *answers = (self._space.examples(column) for column in columns)
+        return prompts.ids, answers
 
     def labels_of(self, items: npt.ArrayLike) -> BoolArray:
         """Whether these labelled answers are good ones."""

@@ -19,10 +19,8 @@ import pyarrow as pa
 
 from shardmill.errors import OptionError
 from shardmill.loading.preferences import Pairs, PreferenceSource
-from shardmill.records import OffsetArray, Ragged
+from shardmill.records import ChatExamples, Ragged
 from shardmill.storage.hub import open_datasets
-from shardmill.store import Store
-from shardmill.store.readers import ChatSpace
 
 _NO_LIMIT = 2**62
 
@@ -35,7 +33,7 @@ class HasTokens:
 
 
 def to_datasets(
-    store: str | Path | Store,
+    store: str | Path,
     split: str = "train",
     *,
     form: Literal["dpo", "reward", "kto"] | None = None,
@@ -58,10 +56,8 @@ def to_datasets(
     items = np.arange(len(source))
     if source.excluded is not None:
         items = items[~source.excluded.hits(items)]
-    examples = source.examples_of(items)
-    space = ChatSpace(source.store, split)
-    prompts = space.examples(examples[:, 0]).ids
-    answers = [_answers(space, column, whole=whole) for column in examples[:, 1:].T]
+    prompts, branches = source.examples(items)
+    answers = [_answers(one, whole=whole) for one in branches]
     columns: dict[str, Any] = {"prompt_ids": _lists(prompts)}
     if source.kind == "labels":
         columns["completion_ids"] = _lists(answers[0])
@@ -75,14 +71,13 @@ def to_datasets(
     return datasets.Dataset(datasets.table.InMemoryTable(pa.table(columns)))
 
 
-def _answers(space: ChatSpace, numbers: OffsetArray, *, whole: bool) -> Ragged:
+def _answers(found: ChatExamples, *, whole: bool) -> Ragged:
     """Answers up to their last trained token, or whole."""
-    found = space.examples(numbers)
     trained, ends = np.flatnonzero(found.mask), found.ids.offsets[1:]
     lengths = trained[np.searchsorted(trained, ends) - 1] + 1 - found.ids.offsets[:-1]
     if int(lengths.sum()) != len(trained):
         raise OptionError(
-            f"{space!r}: an answer has untrained tokens between trained ones, and TRL trains all "
+            "an answer has untrained tokens between trained ones, and TRL trains all "
             "of an answer; read the store with shardmill.load"
         )
     return found.ids if whole else Ragged.from_lengths(found.ids.values[found.mask], lengths)
