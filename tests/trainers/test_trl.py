@@ -57,7 +57,8 @@ weights = {name: one.clone() for name, one in model.state_dict().items()}
 def trained(kind, dataset):
     model = example.tiny_model(tokenizer, 1024)
     model.load_state_dict(weights)
-    trainer = kind(model=model, ref_model=copy.deepcopy(model), args=example.trainer_args(out / "run", 20),
+    args = example.trainer_args(out / "run", 20)
+    trainer = kind(model=model, ref_model=copy.deepcopy(model), args=args,
         train_dataset=dataset, processing_class=tokenizer)
     trainer.train()
     return trainer, [one["loss"] for one in trainer.state.log_history if "loss" in one]
