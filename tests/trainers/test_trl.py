@@ -35,8 +35,8 @@ out, real = Path(sys.argv[2]), sys.argv[3:]
 out.mkdir()
 if real:
     kept = [row for row in json.loads(Path(real[0]).read_text())
-        if sum(len(turn["value"]) for turn in row["conversations"]) < 600
-        and max(len(row["chosen"]["value"]), len(row["rejected"]["value"])) < 600][:40]
+        if sum(len(turn["value"]) for turn in row["conversations"]) < 400
+        and max(len(row["chosen"]["value"]), len(row["rejected"]["value"])) < 400][:40]
     roles = {"system": "system", "human": "user", "gpt": "assistant"}
     def messages(turns):
         return [{"role": roles[one["from"]], "content": one["value"]} for one in turns]
@@ -107,6 +107,7 @@ def compare(tmp_path: Path, *real: str) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_trl_from_the_same_text(tmp_path: Path) -> None:
     pytest.importorskip("trl")
     found = compare(tmp_path)
@@ -124,6 +125,7 @@ def test_losses_are_those_of_trl_on_real_pairs(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["ours"], found["theirs"], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_example_trains(tmp_path: Path) -> None:
     pytest.importorskip("trl")
     done = subprocess.run(
