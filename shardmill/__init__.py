@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from shardmill.building.api import build, pack
     from shardmill.chat import prove_mask
     from shardmill.errors import ShardmillError
-    from shardmill.loading import ChatRows, Loader, PackSource, SampleStream, TokenSource
+    from shardmill.loading import (
+        ChatRows,
+        Loader,
+        PackSource,
+        PreferenceSource,
+        SampleStream,
+        TokenSource,
+    )
     from shardmill.loading.api import load
     from shardmill.loading.streaming.api import stream
     from shardmill.records import IGNORE_INDEX, Ragged, TextBatch, TokenFile
@@ -39,6 +46,7 @@ __all__ = [
     "Manifest",
     "MemorySource",
     "PackSource",
+    "PreferenceSource",
     "Ragged",
     "SampleStream",
     "ShardmillError",
@@ -71,7 +79,10 @@ __getattr__ = lazy_getattr(
         "shardmill.building": ("BuildReport", "BuildSpec", "Feed", "build_chats", "build_store"),
         "shardmill.chat": ("prove_mask",),
         "shardmill.errors": ("ShardmillError",),
-        "shardmill.loading": ("ChatRows", "Loader", "PackSource", "SampleStream", "TokenSource"),
+        "shardmill.loading": (
+            *("ChatRows", "Loader", "PackSource", "PreferenceSource", "SampleStream"),
+            "TokenSource",
+        ),
         "shardmill.records": ("IGNORE_INDEX", "Ragged", "TextBatch", "TokenFile"),
         "shardmill.sources": ("MemorySource", "open_chats", "open_source"),
         "shardmill.store": ("Manifest", "Store", "open_store", "verify"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -202,6 +202,18 @@ ROLES = ("system", "user", "assistant", "tool")
 """Who speaks in a turn; the number of a role in an array is its place here."""
 
 
+PreferenceKind: TypeAlias = Literal["ranks", "labels"]
+"""What the answers to a prompt have: ranks, 0 for the best, or labels, 1 for a good one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """One answer to a prompt."""
+
+    messages: Sequence[Mapping[str, Any]]  # the whole conversation, which the answer ends
+    value: int  # its rank or label
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """One chat as a source gives it. Nothing in it is checked or repaired; `chat` does that."""
@@ -213,6 +225,7 @@ class Conversation:
     row: int | None = None
     group: str | None = None  # conversations of one group never part in a split
     part_of: Conversation | None = None  # the one that this is the beginning of, after a fan-out
+    branches: tuple[Branch, ...] = ()  # of a record of preferences, best first; it is the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

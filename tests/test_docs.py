@@ -31,6 +31,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --run-on ray "
         "--ray-address auto    # the cluster this node is in": "tests/building has a cluster",
     },
+    "preference.md": {
+        "python examples/train_dpo.py    # needs trl and accelerate": "tests/trainers runs it",
+    },
     "remote.md": {"pip install 'shardmill[s3]'": "installs"},
     "tutorial.md": {
         "make setup": "installs",

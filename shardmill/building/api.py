@@ -45,6 +45,7 @@ from shardmill.packing import Algorithm, Long
 from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON
 from shardmill.sources import ConcatSource, JsonlSource, iter_jsonl_rows, open_chats, open_source
+from shardmill.sources.preferences import preference_kind
 from shardmill.store import PlanOptions, StoredPlan
 from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
 
@@ -196,8 +197,9 @@ def build(
                 fan_out=True,
                 train_on="all",
             )
+        last = fan_out or (train_on != "all" and preference_kind(source) is not None)
         policy = TrainPolicy(
-            train_on="last-assistant" if fan_out else train_on, train_on_eot=train_on_eot
+            train_on="last-assistant" if last else train_on, train_on_eot=train_on_eot
         )
         any_encoder = True
         if is_jinja(template):

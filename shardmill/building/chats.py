@@ -24,6 +24,7 @@ from shardmill.building.segments import EncodedBatch
 from shardmill.building.splits import HashSplit, hash_split
 from shardmill.building.worker import EncoderProvider, ReadBatch, TokenRules, read_batches
 from shardmill.building.workplace import workplace_at
+from shardmill.chat.branches import RenderedRecords, render_records
 from shardmill.chat.policy import ChatTemplate, Rendered, TrainPolicy
 from shardmill.chat.proof.prove import Certificate, prove_mask
 from shardmill.chat.token_template import with_encoder
@@ -31,6 +32,7 @@ from shardmill.errors import BuildError, OptionError, SourceError, TokenRangeErr
 from shardmill.protocols import ConversationSource, Tokenizer
 from shardmill.records import JSON, Conversation
 from shardmill.sources import limited
+from shardmill.sources.preferences import preference_kind
 from shardmill.storage.files import describe_difference
 from shardmill.threads import read_ahead
 
@@ -72,6 +74,9 @@ def build_chats(
     if spec.exact_shards:
         raise OptionError("{exact_shards}: only for documents", exact_shards=True)
     policy = policy or TrainPolicy()
+    preference = preference_kind(source)
+    if preference is not None:
+        policy = _of_answers(policy, source)
     if source.describe().get("fan_out") and policy.train_on != "last-assistant":
         raise OptionError(
             "{fan_out}: gives every answer a conversation that ends with it, so only the last "
@@ -100,7 +105,7 @@ def build_chats(
             target=workplace_at(folder, run.pop("scratch", None)),
             sources=[source],
             splits=rule.splits,
-            encoder=ChatEncoder(
+            encoder=(ChatEncoder if preference is None else PreferenceEncoder)(
                 rules=rules,
                 template=template,
                 any_encoder=any_encoder,
@@ -118,6 +123,7 @@ def build_chats(
             },
             options={"chat": facts},
             produced_by={"mask_proof": proof.to_json()},
+            preference=preference,
             **run,
         )
         done = run_build(job, resources)
@@ -161,7 +167,7 @@ class ChatEncoder:
 
     def _rendered(
         self, batches: Iterator[ReadBatch], template: ChatTemplate
-    ) -> Generator[tuple[ReadBatch, Rendered], None, None]:
+    ) -> Generator[tuple[ReadBatch, Rendered | RenderedRecords], None, None]:
         for batch in batches:
             source, read = batch.unit.source, batch.read
             given = len(read.conversations)
@@ -170,16 +176,29 @@ class ChatEncoder:
                     f"source {source!r} says it read {read.num_read:,} conversations, but gave "
                     f"{given:,} and dropped {len(read.drops):,}: each is one or the other"
                 )
-            result = template.render(read.conversations, self.policy)
-            found = len(result.examples.ids)
-            if found + len(result.drops) != given or found != len(result.kept):
+            result = self._render(read.conversations, template)
+            found = len(result.kept)
+            if found + len(result.drops) != given:
                 raise BuildError(
                     f"template {template.name!r} made {found:,} examples and {len(result.drops):,} "
                     f"drops of {given:,} conversations: each must become one or the other"
                 )
             yield batch, result
 
-    def _encoded(self, batch: ReadBatch, result: Rendered, given: int) -> EncodedBatch:
+    def _render(
+        self, conversations: Sequence[Conversation], template: ChatTemplate
+    ) -> Rendered | RenderedRecords:
+        result = template.render(conversations, self.policy)
+        if len(result.examples.ids) != len(result.kept):
+            raise BuildError(
+                f"template {template.name!r} made {len(result.examples.ids):,} examples of "
+                f"{len(result.kept):,} conversations: wanted one of each"
+            )
+        return result
+
+    def _encoded(
+        self, batch: ReadBatch, result: Rendered | RenderedRecords, given: int
+    ) -> EncodedBatch:
         unit, chunk, read = batch
         longest = int(result.examples.ids.lengths.max(initial=0))
         if longest > MAX_EXAMPLE_TOKENS:
@@ -188,8 +207,11 @@ class ChatEncoder:
                 f"{MAX_EXAMPLE_TOKENS:,}: cut it in the input"
             )
         ids = self.rules.fit(result.examples.ids, source=unit.name, first=given)
-        repeated = _repeated_tokens(read.conversations, result)
-        if repeated:
+        splits = self.by_hash.of_conversations(read.conversations)[result.kept]
+        links = None
+        if isinstance(result, RenderedRecords):
+            splits, links = splits[result.record_of], result.links
+        elif repeated := _repeated_tokens(read.conversations, result):
             read = replace(read, counts={**read.counts, "repeated_tokens": repeated})
         return EncodedBatch(
             unit=unit.number,
@@ -200,8 +222,34 @@ class ChatEncoder:
             documents=ids,
             drops=(*read.drops, *result.drops),
             examples=replace(result.examples, ids=ids),
-            splits=self.by_hash.of_conversations(read.conversations)[result.kept],
+            splits=splits,
+            links=links,
         )
+
+
+class PreferenceEncoder(ChatEncoder):
+    """The `UnitEncoder` of prompts with their answers."""
+
+    def _render(
+        self, conversations: Sequence[Conversation], template: ChatTemplate
+    ) -> RenderedRecords:
+        splits = self.by_hash.of_conversations(conversations)
+        return render_records(template, conversations, self.policy, splits)
+
+
+def _of_answers(policy: TrainPolicy, source: ConversationSource) -> TrainPolicy:
+    """The policy of preferences: the last answer, and only that."""
+    if source.describe().get("fan_out"):
+        raise OptionError(
+            "{fan_out}: of preferences only the last answers are trained; leave it out",
+            fan_out=True,
+        )
+    if policy.train_on == "all":
+        raise OptionError(
+            "{train_on}: of preferences only the last answers are trained; leave it out",
+            train_on="all",
+        )
+    return replace(policy, train_on="last-assistant")
 
 
 def _repeated_tokens(conversations: Sequence[Conversation], result: Rendered) -> int:

@@ -31,6 +31,7 @@ from shardmill.errors import BuildError
 from shardmill.records import Drop, OffsetArray
 from shardmill.storage.atomic import cannot_write
 from shardmill.store import AdoptedTurns, Origins, StoreWriter, WrittenShard
+from shardmill.store.branches import num_records
 from shardmill.store.layout import shard_name
 from shardmill.store.manifest import ChatLedger, DocumentLedger, Ledger, TokenLedger
 from shardmill.store.plans import COLUMNS
@@ -172,8 +173,9 @@ class Finisher:
         for split, entry in segment.splits.items():
             lengths, turns = segment.lengths[split], segment.turns.get(split)
             self._out.adopt(split, entry.shards, lengths, turns)
+            links = None if turns is None else turns.links
             self.counter.keep(
-                documents=entry.documents,
+                documents=entry.documents if links is None else num_records(links),
                 tokens=entry.tokens,
                 turns=entry.turns,
                 trained_tokens=entry.trained_tokens,

@@ -20,6 +20,7 @@ from shardmill.errors import OptionError
 from shardmill.packing import Long, PackPlan, Pieces, cut_examples, packer_named
 from shardmill.records import OffsetArray
 from shardmill.store import PlanOptions, Store, StoredPlan, open_store, read_plan
+from shardmill.store.branches import refuse_preferences
 from shardmill.store.plans import (
     LeftOut,
     PlanArrays,
@@ -54,6 +55,7 @@ def build_plan(
     """
     options = _checked(options)
     store = open_store(folder)
+    refuse_preferences(store, "a pack plan would part them")
     if not store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of documents, which have no loss mask; it needs no plan: "

@@ -73,7 +73,7 @@ from shardmill.errors import (
     StoreExistsError,
 )
 from shardmill.protocols import ConversationSource, Source, Tokenizer
-from shardmill.records import JSON
+from shardmill.records import JSON, PreferenceKind
 from shardmill.sources import stamp_of
 from shardmill.sources.source import knows_rows
 from shardmill.storage.files import describe_difference
@@ -110,6 +110,7 @@ class BuildJob:
     plan: dict[str, JSON]  # everything that determines the bytes
     options: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
     produced_by: Mapping[str, JSON] = field(default_factory=dict)  # for the manifest
+    preference: PreferenceKind | None = None  # of conversations that are prompts with answers
     append: OldUnits | None = None  # the store at the target is kept and extended
     on_progress: OnProgress | None = None
     engine: EngineChoice = "auto"
@@ -448,6 +449,7 @@ def _finish(
         dtype=rules.dtype,
         shard_bytes=job.spec.shard_bytes,
         chat=job.is_chat,
+        preference=job.preference,
     ) as out:
         origins = OriginLog(feeds, job.splits) if _knows_origins(job) else None
         joined = None if exact is None else exact.adopter(out)

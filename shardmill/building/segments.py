@@ -24,6 +24,7 @@ from shardmill.protocols import Closing, continues
 from shardmill.records import BoolArray, ChatExamples, Drop, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import HashedFile
 from shardmill.store import AdoptedTurns, WrittenShard
+from shardmill.store.branches import links_of, num_records
 from shardmill.store.layout import decode_sealed, encode_sealed, shard_name
 
 NO_TOKENS = "no_tokens"
@@ -43,6 +44,7 @@ class EncodedBatch:
     drops: tuple[Drop, ...] = ()
     examples: ChatExamples | None = None  # of conversations; its ids are `documents`
     splits: npt.NDArray[np.uint8] | None = None  # number of the split of each, when a hash decides
+    links: OffsetArray | None = None  # of preferences, whose documents are prompts and answers
 
 
 class DropLine(msgspec.Struct, frozen=True, array_like=True):
@@ -107,6 +109,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     version: Literal[1] = 1
     receipt: Receipt
     parts: list[int]  # bytes of each part of the body: splits and lines as JSON, then arrays
+    preference: bool = False  # whether there is one more array for each split, of branches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +171,20 @@ class _SplitWriter:
         self._bits: BoolArray = np.empty(0, np.bool_)  # up to 7 tokens that fill no byte yet
         self._turns: list[OffsetArray] = []
         self._roles: list[npt.NDArray[np.uint8]] = []
+        self._links: list[OffsetArray] = []
+        self._documents = self._records = 0
 
-    def append(self, documents: Ragged, examples: ChatExamples | None = None) -> None:
+    def append(
+        self,
+        documents: Ragged,
+        examples: ChatExamples | None = None,
+        links: OffsetArray | None = None,
+    ) -> None:
+        if links is not None:
+            moved = np.add(links, (self._documents, self._documents, self._records, 0))
+            self._links.append(moved)
+            self._records += num_records(links)
+        self._documents += len(documents)
         self._lengths.append(documents.lengths)
         if examples is not None:
             bits = np.concatenate((self._bits, examples.mask))
@@ -214,6 +229,8 @@ class _SplitWriter:
             turns, roles = _joined(self._turns, "<i8"), _joined(self._roles, "u1")
             parts += [mask.tobytes(), turns.tobytes(), roles.tobytes()]
             num_turns = len(roles)
+        if self._links:
+            parts.append(_joined(self._links, "<i8").tobytes())
         entry = SplitPart(
             documents=len(lengths),
             tokens=self._tokens,
@@ -244,6 +261,7 @@ class SegmentWriter(Closing):
         self._filler = Filler(fill, before)
         self._names = [split for split, _ in fill]
         self._splits = [_SplitWriter(name, unit, output, shard_tokens) for name in self._names]
+        self._has_links = False
         self._line: ChunkLine | None = None  # of the chunk at work
         self._lines: list[bytes] = []  # of those before it, as JSON: a chunk may drop many rows
         self._num_given = self._num_tokens = self._num_bytes = 0
@@ -271,7 +289,10 @@ class SegmentWriter(Closing):
         line.num_rows += read.num_rows
         line.num_read += read.num_read
         line.num_given += batch.num_given
-        line.num_documents += len(batch.documents)
+        self._has_links |= batch.links is not None
+        line.num_documents += (
+            len(batch.documents) if batch.links is None else num_records(batch.links)
+        )
         line.num_tokens += len(batch.documents.values)
         self._num_given += batch.num_given
         self._num_tokens += len(batch.documents.values)
@@ -290,18 +311,20 @@ class SegmentWriter(Closing):
     ) -> None:
         """Documents and conversations whose splits a hash has chosen."""
         for number, count in enumerate(np.bincount(splits, minlength=len(self._names)).tolist()):
-            documents, examples = batch.documents, batch.examples
+            documents, examples, links = batch.documents, batch.examples, batch.links
             if not count:
                 continue
             if count < len(splits):
                 chosen = np.equal(splits, number)
+                if links is not None:
+                    links = links_of(links, chosen)
                 if examples is not None:
                     examples = examples.keep(chosen)
                     documents = examples.ids
                 else:
                     documents = documents.keep(chosen)
-            self._splits[number].append(documents, examples)
-            line.kept[number] += count
+            self._splits[number].append(documents, examples, links)
+            line.kept[number] += count if links is None else num_records(links)
 
     def _line_of(self, chunk: int) -> ChunkLine:
         if self._line is None or self._line.chunk != chunk:
@@ -340,7 +363,9 @@ class SegmentWriter(Closing):
             cursor=unit.cursor,
         )
         parts = [msgspec.json.encode(splits), b"".join(self._lines), *parts]
-        header = _Header(receipt=receipt, parts=[len(part) for part in parts])
+        header = _Header(
+            receipt=receipt, parts=[len(part) for part in parts], preference=self._has_links
+        )
         data = encode_sealed(header, b"".join(parts))
         shards = [shard.file for shard in _shards_of(splits)]
         self._output.write_receipt(receipt_name(*unit.key), data, shards)
@@ -385,6 +410,7 @@ def read_segment(data: bytes, output: Output, *, itemsize: int | None) -> Segmen
                 mask_bits=next(parts),
                 turn_starts=next(parts).view("<i8"),
                 turn_roles=next(parts),
+                links=next(parts).view("<i8").reshape(-1, 4) if header.preference else None,
             )
     return Segment(
         feed=header.receipt.feed,

@@ -33,6 +33,7 @@ from shardmill.store import (
     publish_folder,
     refuse_excluded,
 )
+from shardmill.store.branches import refuse_preferences
 from shardmill.store.readers import open_tokens
 
 _SHARD_BYTES = 2**27
@@ -58,6 +59,7 @@ class StoreSplit:
         self.store: Store = open_store(folder)
         if split not in self.store.splits:
             raise OptionError(f"{folder}: no split {split!r}; it has {list(self.store.splits)}")
+        refuse_preferences(self.store, "these formats cannot hold their relation")
         if self.store.is_chat:
             raise OptionError(
                 f"{folder}: holds conversations, whose loss mask these formats cannot hold: pack "

@@ -40,6 +40,7 @@ from shardmill.records import ROLES, Conversation, Cursor, IntArray, OffsetArray
 from shardmill.sources import CHAT_REASONS, ChatSource
 from shardmill.sources.source import FileSource, RowLocation, read_document
 from shardmill.store import Origins, Store, open_store, read_origins
+from shardmill.store.branches import refuse_preferences
 from shardmill.store.plans import COLUMNS, FEED, GRAIN, MARK, ROWS
 from shardmill.store.readers import ChatSpace, open_tokens
 
@@ -161,6 +162,7 @@ def blame_tokens(
             f"tokens {tokens.start:,}..{tokens.stop:,}: split {split!r} has {total:,} tokens; "
             "wanted some of them"
         )
+    refuse_preferences(store, "where they came from is not looked up yet")
     problem = tokenizer_mismatch(store.manifest, tokenizer, repr(tokenizer))
     if problem is not None:
         raise OptionError(problem)

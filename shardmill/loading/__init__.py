@@ -11,6 +11,7 @@ from shardmill.loading.fim import FimCounts, FimOptions, FimTokens
 from shardmill.loading.loader import Loader, SourceCounters
 from shardmill.loading.order import PlannedSample, SampleStream, plan_step
 from shardmill.loading.packed_rows import ChatRows, PackSource
+from shardmill.loading.preferences import PreferenceBatch, PreferenceLoader, PreferenceSource
 from shardmill.loading.rows import RowSource, TokenSource
 from shardmill.records import Batch
 
@@ -23,6 +24,9 @@ __all__ = [
     "Loader",
     "PackSource",
     "PlannedSample",
+    "PreferenceBatch",
+    "PreferenceLoader",
+    "PreferenceSource",
     "RowSource",
     "SampleStream",
     "SourceCounters",

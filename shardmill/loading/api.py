@@ -15,6 +15,7 @@ from shardmill.loading.fim import Fim
 from shardmill.loading.loader import Loader
 from shardmill.loading.order import SampleStream, Shuffle
 from shardmill.loading.packed_rows import PackSource, checked_plan
+from shardmill.loading.preferences import PreferenceLoader, PreferenceSource
 from shardmill.loading.rows import RowSource, TokenSource, TokenStore
 from shardmill.store import Store, StoredPlan, plans_of
 from shardmill.store.readers.token_space import find_split
@@ -26,17 +27,20 @@ OneStore: TypeAlias = str | Path | Store | TokenStore | RowSource
 Stores: TypeAlias = OneStore | Mapping[Any, Any] | Sequence[OneStore] | DataConfig
 
 
-def _as_numpy(batches: Loader | TextStream) -> Loader | TextStream:
+def _as_numpy(batches: Loader[Any] | TextStream) -> Loader[Any] | TextStream:
     return batches
 
 
-def _as_torch(batches: Loader | TextStream) -> Any:
+def _as_torch(batches: Loader[Any] | TextStream) -> Any:
     from shardmill.trainers.torch import StreamingDataset, TokenLoader
 
     return TokenLoader(batches) if isinstance(batches, Loader) else StreamingDataset(batches)
 
 
-FORMS: dict[str, Callable[[Loader | TextStream], Any]] = {"numpy": _as_numpy, "torch": _as_torch}
+FORMS: dict[str, Callable[[Loader[Any] | TextStream], Any]] = {
+    "numpy": _as_numpy,
+    "torch": _as_torch,
+}
 """What `to` of `load` and `stream` may name. A trainer adds a line."""
 
 
@@ -60,7 +64,8 @@ def load(
     `stores` is a store (its folder, or opened), a list of stores (mixed by size), a dict of stores
     and weights, or a config: the path of a TOML file, or a mapping with a `data` table. A store of
     conversations is read through its pack plan of this `seq_len`; "stores/chat@NAME" names one of
-    several. A folder of token files works like a store.
+    several. A folder of token files works like a store. A store of preferences gives pairs or
+    labelled answers (`PreferenceBatch`), and `batch_size` counts those.
 
     `seq_len`: inputs per row. `batch_size`: rows of this rank. `seed`: None is 0, or the config's.
     `rank` and `world` are those of torchrun (RANK and WORLD_SIZE) unless both are given. `to`:
@@ -90,20 +95,20 @@ def load(
         found = open_stream(config, seq_len=length, global_batch_size=rows * own_world, seed=seed)
     with ExitStack() as undo:
         undo.callback(found.close)
-        loader = Loader(
-            found,
-            batch_size=rows,
-            rank=own_rank,
-            world=own_world,
-            num_samples=num_samples,
-            documents=documents,
-        )
+        shape: dict[str, Any] = {"batch_size": rows, "rank": own_rank, "world": own_world}
+        loader: Loader[Any]
+        if found.kind == "rows":
+            loader = Loader(found, num_samples=num_samples, documents=documents, **shape)
+        elif documents:
+            raise OptionError("{documents}: preferences are one to a row", documents=True)
+        else:
+            loader = PreferenceLoader(found, num_samples=num_samples, **shape)
         batches = form(loader)
         undo.pop_all()
     return batches
 
 
-def chosen_form(to: str) -> Callable[[Loader | TextStream], Any]:
+def chosen_form(to: str) -> Callable[[Loader[Any] | TextStream], Any]:
     if to not in FORMS:
         raise OptionError("{to}: " + choices(str(to), FORMS, verb="wanted"), to=to)
     return FORMS[to]
@@ -179,6 +184,8 @@ def _open(store: Any, seq_len: int, split: str) -> RowSource:
     found = find_split(store, split)
     if found is None or not found[0].is_chat:
         return TokenSource(store, seq_len=seq_len, split=split)
+    if found[0].preference is not None:
+        return PreferenceSource(found[0], seq_len=seq_len, split=split)
     return PackSource(found[0].folder, _plan_of(found[0], split, seq_len))
 
 

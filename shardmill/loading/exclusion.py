@@ -143,6 +143,13 @@ def excluded_rows(spans: OffsetArray, space: PackSpace, *, name: str) -> Exclude
     return _excluded(spans, ranges, name=name, num_items=len(space))
 
 
+def excluded_items(spans: OffsetArray, hit: BoolArray, *, name: str) -> ExcludedItems | None:
+    """The items that are `hit` by these spans; None: no item."""
+    at = np.flatnonzero(hit)
+    ranges = merge_spans(np.stack((at, at + 1), axis=1))
+    return _excluded(spans, ranges, name=name, num_items=len(hit))
+
+
 def _excluded(
     spans: OffsetArray, ranges: OffsetArray, *, name: str, num_items: int
 ) -> ExcludedItems | None:

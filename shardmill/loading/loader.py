@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, Unpack
 
 import numpy as np
 
@@ -35,6 +35,15 @@ try:
 except ImportError:  # not on Windows: nothing is counted there
     resource = None  # type: ignore[assignment]
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    StepBatch = TypeVar("StepBatch", default=Batch)  # Python 3.11 has no defaults at run time
+else:
+    from typing import TypeVar
+
+    StepBatch = TypeVar("StepBatch")
+
 log = logging.getLogger(__name__)
 
 _SPARE = 3  # buffers besides those made early: one in use, one about to be, one just released
@@ -45,7 +54,7 @@ class SourceCounters:
     """What was consumed of one source since sample 0, by all ranks together."""
 
     samples: int
-    tokens: int  # inputs: samples * seq_len
+    tokens: int  # inputs: samples * seq_len, of pairs twice that
     epochs: float  # samples / rows of the source
 
 
@@ -58,7 +67,7 @@ class WorkAhead(TypedDict, total=False):
     # for the disk
 
 
-class Loader(Closing):
+class Loader(Closing, Generic[StepBatch]):
     """The steps of one rank. Its position, `samples`, counts the samples of all ranks.
 
     `batch_size`: rows of this rank; a step is `world * batch_size` samples. `num_samples`: where to
@@ -89,6 +98,7 @@ class Loader(Closing):
         self.num_samples = (
             None if num_samples is None else whole_number(num_samples, "num_samples", least=0)
         )
+        self._check_kind()
         self.documents = stream.documents if documents is None else bool(documents)
         self.ahead, self.ask_ahead = _work_ahead(**work_ahead)
         if self.documents:
@@ -96,7 +106,7 @@ class Loader(Closing):
                 source.borders(np.empty(0, np.int64))  # an error when it does not know them
         self._check_memory()
         self._samples = 0
-        self._current: weakref.ref[_Batches] | None = None
+        self._current: weakref.ref[_Batches[StepBatch]] | None = None
         self._warned = False  # of samples that do not fill a step
         self._reset()
 
@@ -105,13 +115,12 @@ class Loader(Closing):
         """Global samples consumed, by all ranks, up to the last batch given."""
         return self._samples
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[StepBatch]:
         """Continues from the position. A new iterator ends the previous one."""
         self.close()
         steps = Steps(self.stream, self._shape, start=self._samples, num_steps=self._steps_left())
-        maker = BatchMaker(steps, self._buffers, documents=self.documents, ask_ahead=self.ask_ahead)
-        made = Prefetcher(maker.make, num_items=steps.num_steps, depth=self.ahead)
-        iterator = _Batches(self, steps, made)
+        made = Prefetcher(self._maker(steps), num_items=steps.num_steps, depth=self.ahead)
+        iterator = _Batches[StepBatch](self, steps, made)
         self._current = weakref.ref(iterator)  # weak: dropping it ends its thread
         return iterator
 
@@ -137,7 +146,7 @@ class Loader(Closing):
         return {
             source.name: SourceCounters(
                 samples=count,
-                tokens=count * source.seq_len,
+                tokens=count * source.seq_len * (2 if source.kind == "ranks" else 1),
                 epochs=count / len(source) if len(source) else 0.0,
             )
             for source, count in zip(self.stream.sources, counts, strict=True)
@@ -179,6 +188,18 @@ class Loader(Closing):
         self._buffers = Buffers(shape, most=self.ahead + _SPARE)
         self._current = None
 
+    def _maker(self, steps: Steps) -> Callable[[int], Any]:
+        """What makes the batch of a step."""
+        maker = BatchMaker(steps, self._buffers, documents=self.documents, ask_ahead=self.ask_ahead)
+        return maker.make
+
+    def _check_kind(self) -> None:
+        if self.stream.kind != "rows":
+            raise OptionError(
+                f"{self.stream!r}: gives preferences; read it with shardmill.load, or a "
+                "PreferenceLoader"
+            )
+
     def _check_memory(self) -> None:
         """Refuse batches that do not fit: two arrays, with documents four."""
         size, seq_len = self._shape.batch_size, self.stream.seq_len
@@ -210,15 +231,15 @@ def _work_ahead(ahead: SupportsIndex = 2, ask_ahead: bool | None = None) -> tupl
     return whole_number(ahead, "ahead", least=0), asks
 
 
-class _Batches(Iterator[Batch]):
+class _Batches(Iterator[StepBatch]):
     """One iteration. The position is kept by the loader alone."""
 
-    def __init__(self, loader: Loader, steps: Steps, batches: Prefetcher[Batch]) -> None:
+    def __init__(self, loader: Loader[Any], steps: Steps, batches: Prefetcher[StepBatch]) -> None:
         self._loader, self._steps, self._batches = loader, steps, batches
         self._closed = False
         self._one_thread = OneThread("Loader")
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> StepBatch:
         with self._one_thread:
             if self._closed:
                 raise OptionError(

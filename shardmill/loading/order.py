@@ -80,7 +80,7 @@ class SampleStream:
     ) -> None:
         self.documents = False  # whether loaders keep documents apart by default
         self.sources = _checked_sources(sources)
-        self.seq_len = self.sources[0].seq_len
+        self.seq_len, self.kind = self.sources[0].seq_len, self.sources[0].kind
         self.shuffle: Shuffle = shuffle
         if weights is None:
             weights = [len(source) for source in self.sources]
@@ -243,6 +243,11 @@ def _checked_sources(sources: Sequence[RowSource]) -> tuple[RowSource, ...]:
             raise OptionError(
                 f"sources hold a {type(one).__name__}: {one!r:.80}; wanted TokenSource or "
                 "PackSource"
+            )
+        if one.kind != found[0].kind:
+            raise OptionError(
+                f"source {one.name!r} gives {one.kind}, but {found[0].name!r} gives "
+                f"{found[0].kind}: mix sources of one kind"
             )
         if one.seq_len != found[0].seq_len:
             raise OptionError(

@@ -29,6 +29,7 @@ from shardmill.records import (
     next_token_pairs,
 )
 from shardmill.store import Manifest, find_plan, open_store, read_exclusions, read_plan
+from shardmill.store.branches import refuse_preferences
 from shardmill.store.exclusions import touched
 from shardmill.store.readers import ChatSpace, PackedRows, PackSpace
 from shardmill.store.readers.documents import Borders
@@ -62,6 +63,7 @@ class ChatRows:
     ) -> None:
         """`pad_id` None: the end of a turn in the store's template. `reader`: see `TokenSource`."""
         store = open_store(folder)
+        refuse_preferences(store, "a row would hold one of them alone")
         self.space = ChatSpace(store, split, reader=reader)
         self.seq_len = whole_number(seq_len, "seq_len")
         if fit not in list(Fit):
@@ -175,6 +177,7 @@ class PackSource(RowSource):
         reader: ReaderName = "auto",
     ) -> None:
         store = open_store(folder)
+        refuse_preferences(store, "a pack plan would part them")
         found = read_plan(find_plan(store.folder, plan))
         self.pad_id = checked_pad_id(store.manifest, str(store.folder), pad_id)
         if self.pad_id > np.iinfo(store.dtype).max:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,15 @@ import numpy.typing as npt
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError
 from shardmill.loading.exclusion import ExcludedItems, excluded_windows
-from shardmill.records import BoolArray, IntArray, OffsetArray, write_next_token_pairs
+from shardmill.records import (
+    BoolArray,
+    IntArray,
+    OffsetArray,
+    PreferenceKind,
+    write_next_token_pairs,
+)
 from shardmill.store import Exclusions, Manifest, Store, read_exclusions
+from shardmill.store.branches import refuse_preferences
 from shardmill.store.readers import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.store.readers.documents import Borders, borders_after, checked_starts, find_borders
 from shardmill.store.readers.foreign import TokenFolder, folder_fingerprint
@@ -58,6 +65,8 @@ class RowSource(ABC):
     excluded: ExcludedItems | None = None  # rows that a stream must not give
     special_token_ids: Mapping[str, int] = MappingProxyType({})  # by name, where they are known
     vocab_size: int | None = None
+    kind: Literal["rows", "packed"] | PreferenceKind = "rows"
+    # what it gives: rows, packed pairs, pairs ("ranks"), labelled answers ("labels")
     _unit = "row"  # what a row is called in messages
 
     @abstractmethod
@@ -400,6 +409,8 @@ def check_eos(space: TokenSpace, eos_token_id: int | None, name: str) -> int | N
 
 
 def check_store(store: Store | TokenStore, eos_token_id: int | None) -> None:
+    if isinstance(store, Store):
+        refuse_preferences(store, "a window would hold parts of both")
     if store.is_chat:
         raise OptionError(
             f"{store.folder}: a store of conversations. Here every token would be trained; read it "

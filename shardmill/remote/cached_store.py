@@ -86,6 +86,11 @@ class RemoteStore(Closing):
         self.fingerprint = fingerprint(self.manifest)
         self.name = self.url.rstrip("/").rpartition("/")[2]
         self.is_chat = any(split.chat is not None for split in self.manifest.splits.values())
+        if self.manifest.version == 3:
+            raise OptionError(
+                f"{self.url}: a store of preferences, which is not read through a cache: copy it "
+                "with `shardmill pull`, and read the copy with shardmill.load"
+            )
         self._facts = {fact.name: fact for fact in contents.files}
         self.folder = cache.folder / contents.manifest_sha256[:32]  # of its cached files
         self._indexes: dict[str, Lease] = {}

@@ -146,7 +146,9 @@ def text_bytes(conversation: object) -> int:
         return 0
     total = 0
     stack: list[Any] = [conversation.tools or ()]
-    for message in conversation.messages:
+    shared = len(conversation.messages)
+    own = (message for branch in conversation.branches for message in branch.messages[shared:])
+    for message in chain(conversation.messages, own):
         for value in message.values():
             if type(value) is str:  # nearly always, so the quick way
                 total += utf8_bytes(value)
@@ -457,7 +459,9 @@ class ChatSource(NamedSource):
             for chat in items:
                 if isinstance(chat, Conversation):
                     num_bytes += text_bytes(chat)
-                    for option, problem in missing_options(chat.messages, self._rules):
+                    said_last = [branch.messages[-1] for branch in chat.branches]
+                    messages = [*chat.messages, *said_last]
+                    for option, problem in missing_options(messages, self._rules):
                         if option not in said:
                             logger.warning("%s: %s", self._inputs[number].where(row), problem)
                             said.add(option)

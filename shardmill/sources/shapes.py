@@ -20,7 +20,17 @@ from shardmill.errors import OptionError
 from shardmill.messages import MESSAGE_REASONS, Dropped
 from shardmill.records import Conversation, Drop
 from shardmill.sources.batches import unix_lines
-from shardmill.sources.formats.jsonl import Object, decode_value, kind_of
+from shardmill.sources.columns import (
+    KEPT,
+    from_sharegpt,
+    group_of,
+    is_text,
+    one_of,
+    own_id,
+    tools_of,
+    with_system,
+)
+from shardmill.sources.formats.jsonl import Object, kind_of
 from shardmill.sources.message_trees import (
     OASST_REASONS,
     Message,
@@ -30,12 +40,20 @@ from shardmill.sources.message_trees import (
     read_tree,
     read_tree_row,
 )
+from shardmill.sources.preferences import (
+    PREFERENCE_REASONS,
+    is_kto,
+    is_preference,
+    read_kto,
+    read_preference,
+)
 from shardmill.sources.source import BadRowError
-from shardmill.sources.turns import ReadRules, calls_in, tidied, with_split_think
+from shardmill.sources.turns import ReadRules, tidied, with_split_think
 
 CHAT_REASONS = (
     OASST_REASONS
     | MESSAGE_REASONS
+    | PREFERENCE_REASONS
     | {
         "bad_json": "not a JSON object, or nested too deep",
         "other_shape": "the keys are not those of the shape",
@@ -49,30 +67,13 @@ CHAT_REASONS = (
 )
 """Every reason of a conversation source's drops."""
 
-_ID_KEYS = ("id", "conversation_id", "dialogue_id", "dialog_id", "chat_id", "uuid")
-_MAX_ID = 200
-
 _MESSAGES_KEYS = ("messages", "conversations", "conversation")
 _SHAREGPT_KEYS = ("conversations", "conversation", "messages")
-_SYSTEM_KEYS = ("system", "system_prompt")
-_SYSTEM_ROLES = ("system", "developer")
 _QUESTIONS = ("prompt", "question", "instruction", "query")
 _ANSWERS = ("response", "answer", "output", "completion")
 _CONTEXTS = ("context", "input")
 _ASKED = (*_QUESTIONS, "user", "human")  # in an exchange of a history
 _SAID = (*_ANSWERS, "assistant", "bot")
-
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant"}
-_SHAREGPT_ROLES |= {
-    "function_call": "assistant",
-    "observation": "tool",
-    "function_response": "tool",
-}
-_KEPT = (
-    *("name", "train", "weight", "reasoning_content", "thinking", "reasoning"),
-    *("tool_calls", "function_call", "tool_call_id"),
-)
-"""Further keys of a ShareGPT turn that are kept, as in `messages`."""
 
 
 def _read_messages(row: Object) -> list[Message]:
@@ -81,53 +82,7 @@ def _read_messages(row: Object) -> list[Message]:
 
 def _read_sharegpt(row: Object) -> list[Message]:
     turns = _turns(row, _SHAREGPT_KEYS, "from")
-    return [_from_sharegpt(turn, number) for number, turn in enumerate(turns)]
-
-
-def _with_system(row: Object, messages: list[Message]) -> list[Message]:
-    """The messages after those of a system column, when it has text."""
-    text = _one_of(row, _SYSTEM_KEYS)
-    if not text:
-        return messages
-    if any(str(message.get("role")).lower() in _SYSTEM_ROLES for message in messages):
-        raise BadRowError("two_systems", "a system column beside a system turn; keep one of them")
-    return [{"role": "system", "content": text}, *messages]
-
-
-def _one_of(row: Object, names: Sequence[str]) -> str | None:
-    """The text of the only filled column among `names`; "" or None when none is filled."""
-    filled = [name for name in names if row.get(name)]
-    if len(filled) > 1:
-        first, second = filled[:2]
-        raise BadRowError(
-            "two_columns", f"{first!r} and {second!r} are both filled; keep one of them"
-        )
-    present = filled or [name for name in names if row.get(name) is not None]
-    if not present:
-        return None
-    value = row[present[0]]
-    if not isinstance(value, str):
-        raise BadRowError("not_a_string", f"{present[0]!r} holds {kind_of(value)}, not a string")
-    return unix_lines(value)
-
-
-def _tools_of(row: Object) -> list[Object] | None:
-    """The list of tools, which may be JSON in a string; None when there are none."""
-    if row.get("functions"):
-        raise BadRowError("bad_tools", "'functions' would be lost; rename the column to 'tools'")
-    tools = row.get("tools")
-    if isinstance(tools, str):
-        if not tools.strip():
-            return None
-        tools = decode_value(tools)
-        tools = [tools] if isinstance(tools, dict) else tools
-        if tools is None and row["tools"].strip() != "null":
-            raise BadRowError("bad_tools", f"'tools' is not JSON: {row['tools'][:60]!r}")
-    if tools is None:
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadRowError("bad_tools", f"'tools' holds {kind_of(tools)}, wanted a list of objects")
-    return tools or None
+    return [from_sharegpt(turn, number) for number, turn in enumerate(turns)]
 
 
 def _has_turns(row: Object, *, keys: Sequence[str], speaker: str) -> bool:
@@ -155,36 +110,6 @@ def _turns(row: Object, keys: Sequence[str], speaker: str) -> list[Message]:
     return turns
 
 
-def _from_sharegpt(turn: Message, number: int) -> Message:
-    speaker, value = turn["from"], turn.get("value")
-    if not isinstance(speaker, str):
-        raise BadRowError(
-            "bad_message", f"turn {number}: 'from' is {kind_of(speaker)}, not a string"
-        )
-    if not _is_text(value):
-        raise BadRowError(
-            "not_a_string", f"turn {number}: 'value' is {kind_of(value)}, not a string"
-        )
-    role = _SHAREGPT_ROLES.get(speaker.lower(), speaker)
-    message: Message = {"role": role, "content": value}
-    if len(turn) > 2:
-        message |= {key: turn[key] for key in _KEPT if turn.get(key) is not None}
-    calls = _calls(value) if value and speaker.lower() == "function_call" else []
-    if calls:
-        if message.get("tool_calls"):
-            raise Dropped("two_tool_calls")
-        message |= {"tool_calls": calls, "content": None}
-    return tidied(message)
-
-
-def _calls(value: str) -> list[Object]:
-    """The calls, when the text is JSON of one or a list of them; else none, and it stays text."""
-    try:
-        return calls_in(value)
-    except Dropped:
-        return []
-
-
 def _is_history(row: Object) -> bool:
     """A list of pairs or turns; or null or [] in a column where other rows have them."""
     history = row.get("history", "")
@@ -202,7 +127,7 @@ def _is_exchange_or_turn(entry: Object) -> bool:
 
 def _is_alpaca(row: Object) -> bool:
     texts = row.get("instruction", 0), row.get("input"), row.get("output", 0)
-    return all(map(_is_text, texts)) and not any(
+    return all(map(is_text, texts)) and not any(
         row.get(name) for name in _QUESTIONS + _ANSWERS if name not in ("instruction", "output")
     )
 
@@ -210,7 +135,7 @@ def _is_alpaca(row: Object) -> bool:
 def _is_prompt_response(row: Object) -> bool:
     questions = [row[name] for name in _QUESTIONS if name in row]
     answers = [row[name] for name in _ANSWERS if name in row]
-    return bool(questions and answers) and all(map(_is_text, questions + answers))
+    return bool(questions and answers) and all(map(is_text, questions + answers))
 
 
 def _read_history(row: Object) -> list[Message]:
@@ -234,10 +159,10 @@ def _said_in(entry: object, number: int) -> list[Message]:
         if "role" in entry:
             return [tidied(entry)]
         if "from" in entry:
-            return [_from_sharegpt(entry, number)]
+            return [from_sharegpt(entry, number)]
         if _is_exchange_or_turn(entry):
             asked, answer = _last_pair(entry, _ASKED, _SAID)
-            more = {key: entry[key] for key in _KEPT if entry.get(key) is not None}
+            more = {key: entry[key] for key in KEPT if entry.get(key) is not None}
             return [asked, tidied(answer | more)]  # whatever was thought or called is the answer's
     if not isinstance(entry, list) or not _is_pair(entry):
         raise BadRowError(
@@ -271,10 +196,10 @@ def _last_pair(
     for names in (questions, answers):
         if row.keys().isdisjoint(names):
             raise BadRowError("other_shape", f"no column {' or '.join(map(repr, names))}")
-    question, context = _one_of(row, questions), _one_of(row, _CONTEXTS)
+    question, context = one_of(row, questions), one_of(row, _CONTEXTS)
     if question is not None and context is not None and context.strip():
         question = f"{question}\n\n{context}" if question else context
-    return _turn_pair(question, _one_of(row, answers))
+    return _turn_pair(question, one_of(row, answers))
 
 
 def _turn_pair(question: str | None, answer: str | None) -> list[Message]:
@@ -282,11 +207,7 @@ def _turn_pair(question: str | None, answer: str | None) -> list[Message]:
 
 
 def _is_pair(pair: object) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair))
-
-
-def _is_text(value: object) -> bool:
-    return value is None or isinstance(value, str)
+    return isinstance(pair, list) and len(pair) == 2 and all(map(is_text, pair))
 
 
 Reader = Callable[[Object, str, ReadRules, int | None], Iterable[Conversation | Drop | TreeRow]]
@@ -315,9 +236,9 @@ def _one(read: Callable[[Object], list[Message]]) -> Reader:
     def read_one(
         row: Object, row_id: str, rules: ReadRules, number: int | None
     ) -> Iterable[Conversation | Drop]:
-        own = _own_id(row)
+        own = own_id(row)
         try:
-            messages = _with_system(row, read(row))
+            messages = with_system(row, read(row))
             if rules.split_think:
                 messages = list(map(with_split_think, messages))
         except Dropped as why:
@@ -325,35 +246,14 @@ def _one(read: Callable[[Object], list[Message]]) -> Reader:
         return (
             Conversation(
                 messages=messages,
-                tools=_tools_of(row),
+                tools=tools_of(row),
                 id=own or row_id,
                 row=None if own else number,
-                group=_group_of(row),
+                group=group_of(row),
             ),
         )
 
     return read_one
-
-
-def _own_id(row: Object) -> str | None:
-    """The row's own id when it is a short string or a number."""
-    for key in _ID_KEYS:
-        found = row.get(key)
-        if isinstance(found, int) and not isinstance(found, bool):
-            return str(found) if abs(found) < 10**_MAX_ID else None
-        if isinstance(found, str) and 0 < len(found) <= _MAX_ID:
-            return found
-    return None
-
-
-def _group_of(row: Object) -> str | None:
-    """The row's own group; of an integer its decimal digits. "" is how tables write none."""
-    group = row.get("group")
-    if group is None or isinstance(group, str):
-        return group or None
-    if isinstance(group, int) and not isinstance(group, bool):
-        return str(group)
-    raise BadRowError("bad_group", f"'group' holds {kind_of(group)}, wanted a string or an integer")
 
 
 _SHAPES = (
@@ -371,6 +271,21 @@ _SHAPES = (
         ("prompt",),
         is_oasst_tree,
         read_tree,
+    ),
+    ConversationShape(
+        "preference",
+        "chosen, rejected[, prompt|conversations][, system, tools]; or prompt, "
+        "completions|responses, scores|ratings|rank",
+        ("chosen", "completions", "responses"),
+        is_preference,
+        read_preference,
+    ),
+    ConversationShape(
+        "kto",
+        "prompt, completion|response, label: true|false; or messages, label",
+        ("label",),
+        is_kto,
+        read_kto,
     ),
     ConversationShape(
         "messages",

@@ -89,7 +89,7 @@ class NotByFilesError(SourceError):
 Columns = tuple[tuple[str, bool], ...]  # each column's name, and whether it holds strings
 
 
-def _datasets() -> Any:
+def open_datasets() -> Any:
     try:
         import datasets
     except ImportError as missing:
@@ -99,14 +99,14 @@ def _datasets() -> Any:
 
 def _hub() -> tuple[Any, Any]:
     """The client of the hub, and the library's API at the configured endpoint."""
-    endpoint = _datasets().config.HF_ENDPOINT
+    endpoint = open_datasets().config.HF_ENDPOINT
     import huggingface_hub
 
     return huggingface_hub, huggingface_hub.HfApi(endpoint=endpoint)
 
 
 def client_version() -> str:
-    return f"datasets {_datasets().__version__}"
+    return f"datasets {open_datasets().__version__}"
 
 
 class HubSplit:
@@ -164,7 +164,7 @@ class HubSplit:
         version it once kept when the hub cannot be reached.
         """
         with tempfile.TemporaryDirectory() as empty:
-            stream = _datasets().load_dataset(
+            stream = open_datasets().load_dataset(
                 self.dataset,
                 self.options.config,
                 split=self.options.split,
@@ -205,7 +205,7 @@ class HubSplit:
 
         def load() -> Any:
             with tempfile.TemporaryDirectory() as empty, bounded_client():
-                return _datasets().load_dataset_builder(
+                return open_datasets().load_dataset_builder(
                     self.dataset, self.options.config, revision=revision, cache_dir=empty
                 )
 
@@ -312,7 +312,7 @@ def fetch_range(file: HubFile, num_bytes: int, start: int, stop: int) -> bytes:
 @contextmanager
 def bounded_client() -> Iterator[None]:
     """Shorten the client's own retries (20 tries of 5 to 60 s), which hide what happens."""
-    config = _datasets().config
+    config = open_datasets().config
     limits = {"MAX_RETRIES": _CLIENT_TRIES, "RETRY_INTERVAL": 1}
     with ExitStack() as undo:
         for name in dir(config):

@@ -17,7 +17,7 @@ from shardmill.errors import DamagedStoreError, ManifestError, OptionError, Toke
 from shardmill.records import Ragged
 
 FORMAT: Literal["shardmill-store"] = "shardmill-store"
-VERSIONS = (1, 2)  # that are read; a store is written as the lowest that describes it
+VERSIONS = (1, 2, 3)  # that are read; a store is written as the lowest that describes it
 META = "meta.json"
 DROPPED = "dropped.jsonl"
 ORIGINS = "origins.table"
@@ -40,7 +40,7 @@ FILE_NAME = re.compile(rf"{_PART}(/{_PART})?", re.ASCII)
 
 _OWN = re.compile(
     rf"{SPLIT_NAME.pattern}(/shard_(f[0-9]{{3,}}_)?[0-9]{{5,}}(_[0-9]{{3,}})?\.bin"
-    r"|_(tokens|mask|roles)\.bin|_(idx|turns)\.npy)"
+    r"|_(tokens|mask|roles|branches)\.bin|_(idx|turns)\.npy)"
     rf"|dropped\.jsonl|origins\.table|packs/{SPLIT_NAME.pattern}-[A-Za-z0-9_.-]{{1,100}}\.plan",
     re.ASCII,
 )

@@ -20,7 +20,9 @@ import msgspec
 
 from shardmill.arguments import refuse_url
 from shardmill.errors import BuildError, ManifestError, StoreExistsError, StoreNotFoundError
+from shardmill.records import PreferenceKind
 from shardmill.storage.atomic import atomic_write, cannot_write, sync_folder
+from shardmill.store.branches import BRANCH_BYTES
 from shardmill.store.layout import (
     DTYPES,
     FILE_NAME,
@@ -75,7 +77,18 @@ class ListedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sha256: Sha256
 
 
-class ChatEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PreferenceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a split of preferences has beside its conversations."""
+
+    branches: ListedFile  # which examples are branches, of what; the others are prefixes
+    kind: PreferenceKind
+    records: Count  # prompts with their answers
+    saved_tokens: Count  # that prefixes would have if each branch had its own
+
+
+class ChatEntry(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What a split of conversations has beside its tokens."""
 
     mask: ListedFile  # one bit per token: is it a training target?
@@ -83,6 +96,7 @@ class ChatEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     roles: ListedFile  # who speaks in each turn
     num_turns: Count
     trained_tokens: Count  # bits that are 1
+    preference: PreferenceEntry | None = None  # of every split of version 3
 
 
 class SplitEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,7 +173,8 @@ class Manifest(StoreFacts, frozen=True, kw_only=True, forbid_unknown_fields=True
     """meta.json without its per-split totals and its own checksum."""
 
     format: Literal["shardmill-store"]
-    version: Literal[1, 2]  # 1: all shards but the last hold `shard_bytes`; 2: at most
+    version: Literal[1, 2, 3]
+    # 1: all shards but the last hold `shard_bytes`; 2: at most; 3: that, and preferences
     built: bool  # False: a placeholder for a store that is not built yet
     token_dtype: StoredDtype
     shard_bytes: Count | None  # None: one file per split
@@ -217,6 +232,8 @@ def make_manifest(facts: StoreFacts, **fields: Any) -> Manifest:
     """The facts of the builder and the account of the files, as one record."""
     known = {name: getattr(facts, name) for name in StoreFacts.__struct_fields__}
     manifest = Manifest(format=FORMAT, version=1, **known, **fields)
+    if _preferences(manifest):
+        return msgspec.structs.replace(manifest, version=3)
     if not any(_short_shards(manifest, split.shards) for split in manifest.splits.values()):
         return manifest  # older readers know it
     return msgspec.structs.replace(manifest, version=2)
@@ -246,6 +263,9 @@ def listed_files(manifest: Manifest) -> Iterator[tuple[ListedFile | ShardEntry, 
             yield split.chat.mask, -(-split.tokens // 8)
             yield split.chat.turns, INDEX_HEADER_BYTES + 8 * split.chat.turns.entries
             yield split.chat.roles, split.chat.roles.entries
+            if split.chat.preference:
+                branches = split.chat.preference.branches
+                yield branches, BRANCH_BYTES * branches.entries
         yield from ((shard, shard.tokens * size) for shard in split.shards)
     if manifest.dropped:
         yield manifest.dropped, None
@@ -352,7 +372,7 @@ def decode_manifest(data: bytes, *, where: str = META) -> Manifest:
     unknown = sorted(keys.keys() - _KEYS - totals.keys() - {_SEAL_KEY})
     if unknown:
         raise ManifestError(
-            f"{where}: unknown keys {unknown}; versions 1 and 2 do not have them. A newer "
+            f"{where}: unknown keys {unknown}; versions 1 to 3 do not have them. A newer "
             "shardmill may have written it, or it was edited: upgrade, or build the store again"
         )
     known = {k: v for k, v in keys.items() if k in _KEYS}
@@ -361,7 +381,7 @@ def decode_manifest(data: bytes, *, where: str = META) -> Manifest:
         claimed = {k: msgspec.json.decode(v, type=int) for k, v in totals.items()}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ManifestError(
-            f"{where}: {error}; no store of version 1 or 2 has this: build it again"
+            f"{where}: {error}; no store of version 1 to 3 has this: build it again"
         ) from error
     wanted = _totals(manifest) if manifest.built else dict.fromkeys(claimed, 0)
     problems = [
@@ -420,7 +440,7 @@ def _top_level(data: bytes, where: str) -> dict[str, msgspec.Raw]:
         )
     if version not in VERSIONS or isinstance(version, bool):
         raise ManifestError(
-            f'{where}: "version" is {version!r}, but this shardmill reads versions 1 and 2; '
+            f'{where}: "version" is {version!r}, but this shardmill reads versions 1 to 3; '
             "upgrade shardmill, or build the store again"
         )
     return keys
@@ -486,11 +506,14 @@ def _ledger_problems(manifest: Manifest) -> Iterator[str]:
     listed = manifest.dropped.entries if manifest.dropped else 0
     read = documents.kept + documents.empty + documents.over_budget + dropped
     made, kept = tokens.encoded + tokens.separators, tokens.kept + tokens.over_budget
-    stored = sum(split.documents for split in splits), sum(split.tokens for split in splits)
+    preferences = _preferences(manifest)
+    what = "records" if preferences else "documents"
+    counted = [one.records for one in preferences] or [split.documents for split in splits]
+    stored = sum(counted), sum(split.tokens for split in splits)
     sums = [
         ("documents read", documents.read, "kept + empty + over budget + dropped", read),
         ("tokens encoded + separators", made, "kept + over budget", kept),
-        ("documents kept", documents.kept, "documents in all splits", stored[0]),
+        ("documents kept", documents.kept, f"{what} in all splits", stored[0]),
         ("tokens kept", tokens.kept, "tokens in all splits", stored[1]),
         ("documents dropped", dropped, "rows listed", listed),
     ]
@@ -499,6 +522,7 @@ def _ledger_problems(manifest: Manifest) -> Iterator[str]:
             yield f"{len(chats)} of {len(splits)} splits hold conversations; all must, or none"
         elif chats and manifest.unit != "example":
             yield f'conversations are counted as examples, but "unit" is {manifest.unit!r}'
+        yield from _preference_problems(manifest, preferences)
         if (chat is None) != (not chats):
             yield "the ledger must count turns if the splits hold conversations, and only then"
         elif chat is not None:
@@ -511,6 +535,28 @@ def _ledger_problems(manifest: Manifest) -> Iterator[str]:
     for left, found, right, wanted in sums:
         if found != wanted:
             yield f"the ledger does not balance: {left} is {found:,}, but {right} is {wanted:,}"
+
+
+def _preferences(manifest: Manifest) -> list[PreferenceEntry]:
+    chats = (split.chat for split in manifest.splits.values())
+    return [chat.preference for chat in chats if chat is not None and chat.preference is not None]
+
+
+def _preference_problems(manifest: Manifest, found: list[PreferenceEntry]) -> Iterator[str]:
+    if len(found) not in (0, len(manifest.splits)):
+        yield f"{len(found)} of {len(manifest.splits)} splits hold preferences; all must, or none"
+    if (manifest.version == 3) != bool(found):
+        yield f"version {manifest.version}, but stores of preferences have version 3, and no other"
+    if len({one.kind for one in found}) > 1:
+        yield "some splits hold ranks and some labels; wanted one of them"
+    for one in found:
+        least = 2 if one.kind == "ranks" else 1
+        most = one.branches.entries if one.kind == "ranks" else one.records
+        if not least * one.records <= one.branches.entries <= most:
+            yield (
+                f"{one.branches.file}: {one.branches.entries:,} branches of {one.records:,} "
+                f"records with {one.kind} are impossible"
+            )
 
 
 def _json_problems(value: object) -> Iterator[str]:
@@ -566,7 +612,10 @@ def _chat_problems(split: SplitEntry, chat: ChatEntry) -> Iterator[str]:
     for name, entry in (("starts", chat.turns), ("roles", chat.roles)):
         if entry.entries != chat.num_turns:
             yield f"{chat.num_turns:,} turns, but {entry.entries:,} {name} of turns"
-    if not split.documents <= chat.trained_tokens <= split.tokens:
+    branches = chat.preference.branches.entries if chat.preference else split.documents
+    if not branches <= split.documents <= 2 * branches:
+        yield f"{branches:,} branches and their prefixes cannot be {split.documents:,} examples"
+    if not branches <= chat.trained_tokens <= split.tokens:
         yield (
             f"{chat.trained_tokens:,} trained tokens of {split.tokens:,} in "
             f"{split.documents:,} examples are impossible"

@@ -34,8 +34,9 @@ from shardmill.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
-from shardmill.records import OffsetArray, TokenFile
+from shardmill.records import OffsetArray, PreferenceKind, TokenFile
 from shardmill.storage.atomic import exchange, is_temporary, sync_folder, temporary_name
+from shardmill.store.branches import num_records, problems_of
 from shardmill.store.layout import DTYPES, EXCLUDE, META, index_header, is_own_name, looks_like_data
 from shardmill.store.manifest import (
     Manifest,
@@ -141,6 +142,27 @@ class Store:
     def is_chat(self) -> bool:
         """Whether it holds conversations: then every split has `chat_arrays`."""
         return any(split.chat is not None for split in self.manifest.splits.values())
+
+    @property
+    def preference(self) -> PreferenceKind | None:
+        """Whether the answers of a preference store have ranks or labels; None: another store."""
+        chats = (split.chat for split in self.manifest.splits.values())
+        found = (chat.preference for chat in chats if chat is not None)
+        return next((one.kind for one in found if one is not None), None)
+
+    def branches(self, split: str) -> OffsetArray:
+        """(branches, 4) example, prefix, record and value of each branch, mapped, checked."""
+        entry = self.entry(split)
+        found = entry.chat.preference if entry.chat else None
+        if found is None:
+            raise OptionError(f"{self.folder}: holds no preferences, so no branches")
+        path = self.folder / found.branches.file
+        links = _map(path, np.dtype("<i8"), 4 * found.branches.entries).reshape(-1, 4)
+        for problem in problems_of(links, found.kind, entry.documents):
+            raise damaged(path, problem)
+        if num_records(links) != found.records:
+            raise damaged(path, f"{num_records(links):,} records, wanted {found.records:,}")
+        return links
 
     def token_files(self, split: str) -> list[TokenFile]:
         """The shards of a split, in the order of its token space."""

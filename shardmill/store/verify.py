@@ -3,7 +3,8 @@
 A changed, missing, truncated, renamed or added file is reported, and so are a plan, exclusions and
 a table of origins that are damaged or belong to other tokens. Structure is checked even where the
 hash already differs, so that the report says what the damage does. Memory stays at a few MiB
-whatever the size, plus some 50 bytes per example while a plan is checked.
+whatever the size, plus some 50 bytes per example while a plan is checked, and 100 per branch of a
+store of preferences.
 """
 
 from __future__ import annotations
@@ -24,10 +25,24 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import ManifestError, StoreError
-from shardmill.records import ROLES, OffsetArray
+from shardmill.records import ROLES, BoolArray, OffsetArray
+from shardmill.store.branches import (
+    COLUMNS,
+    is_branch,
+    num_records,
+    problems_of,
+    saved_tokens,
+)
 from shardmill.store.exclusions import as_spans, read_exclusions, spans_of_documents
 from shardmill.store.layout import DTYPES, EXCLUDE, INDEX_HEADER_BYTES, ORIGINS, index_header
-from shardmill.store.manifest import DroppedRow, ListedFile, Manifest, ShardEntry, SplitEntry
+from shardmill.store.manifest import (
+    ChatEntry,
+    DroppedRow,
+    ListedFile,
+    Manifest,
+    ShardEntry,
+    SplitEntry,
+)
 from shardmill.store.plans import PACKS, REASONS, SUFFIX, StoredPlan, plans_of, read_origins
 from shardmill.store.store import (
     ShardDocuments,
@@ -110,6 +125,7 @@ class _Check:
         self.documents = 0
         self.num_overlays = 0  # sound files that the manifest does not list
         self._starts: dict[str, _Numbers] = {}  # of splits whose index can be trusted
+        self._trains: dict[str, BoolArray] = {}  # of preferences, which examples are branches
 
     def files(self) -> Iterator[str]:
         for name, split in self.manifest.splits.items():
@@ -121,7 +137,11 @@ class _Check:
                     self._starts[name] = _starts_in(self.folder / split.index.file)
             if split.chat:
                 examples = self._starts.get(name, np.empty(0, np.int64))
-                mask = partial(_check_mask, split=split, starts=examples)
+                yield from self._branches(name, split.chat)
+                trains = self._trains.get(name)
+                if split.chat.preference and trains is None:
+                    trains = np.empty(0, np.bool_)  # not known, so nothing of it is compared
+                mask = partial(_check_mask, split=split, starts=examples, trains=trains)
                 turns = partial(_check_turns, split=split, examples=examples)
                 yield from self._file(split.chat.mask, mask)
                 yield from self._file(split.chat.turns, turns)
@@ -133,6 +153,29 @@ class _Check:
         if dropped:
             reasons = self.manifest.ledger.documents.dropped
             yield from self._file(dropped, partial(_check_dropped, reasons=reasons))
+
+    def _branches(self, name: str, chat: ChatEntry) -> Iterator[str]:
+        """Of a store of preferences."""
+        found, split = chat.preference, self.manifest.splits[name]
+        if found is None:
+            return
+
+        def check(path: Path) -> Iterator[str]:
+            links = _Numbers(path, "<i8")[:].reshape(-1, len(COLUMNS))
+            problems = list(problems_of(links, found.kind, split.documents))
+            yield from problems
+            if problems:
+                return
+            self._trains[name] = is_branch(links, split.documents)
+            if num_records(links) != found.records:
+                yield f"{num_records(links):,} records, but the manifest says {found.records:,}"
+            if name in self._starts:
+                lengths = np.diff(self._starts[name][:], append=split.tokens)
+                saved = saved_tokens(links, lengths)
+                if saved != found.saved_tokens:
+                    yield f"saves {saved:,} tokens, the manifest says {found.saved_tokens:,}"
+
+        yield from self._file(found.branches, check)
 
     def _shard(self, shard: ShardEntry) -> Iterator[str]:
         """No id outside the vocabulary, where its size is known."""
@@ -336,9 +379,12 @@ def _check_turns(path: Path, split: SplitEntry, examples: _Starts) -> Iterator[s
             return
 
 
-def _check_mask(path: Path, split: SplitEntry, starts: _Starts) -> Iterator[str]:
+def _check_mask(
+    path: Path, split: SplitEntry, starts: _Starts, trains: BoolArray | None
+) -> Iterator[str]:
     """No bit after the last token, as many trained tokens as the manifest says, and one in each
-    example. `starts`: of the examples, none when their index is damaged.
+    example. `starts`: of the examples, none when their index is damaged. `trains`: which examples
+    of preferences train something; the others must not.
 
     Trained tokens before each start are counted over chunks; neighbours then differ by what an
     example trains.
@@ -350,9 +396,18 @@ def _check_mask(path: Path, split: SplitEntry, starts: _Starts) -> Iterator[str]
     def note(counts: OffsetArray, first: int) -> None:
         """Trained tokens before the examples `first` and following."""
         nonlocal before, idle
-        equal = np.flatnonzero(np.diff(counts, prepend=before) == 0)
-        if len(equal) and idle is None:
-            idle = first + int(equal[0]) - 1
+        found = np.diff(counts, prepend=before) > 0  # of the examples first - 1 and following
+        if trains is None:
+            wrong = np.flatnonzero(~found)
+        else:
+            wanted = trains[max(first - 1, 0) : first - 1 + len(found)]
+            wrong = (
+                len(found)
+                - len(wanted)
+                + np.flatnonzero(found[len(found) - len(wanted) :] != wanted)
+            )
+        if len(wrong) and idle is None:
+            idle = first + int(wrong[0]) - 1
         before = int(counts[-1])
 
     packed = _Numbers(path, np.uint8)
@@ -378,7 +433,8 @@ def _check_mask(path: Path, split: SplitEntry, starts: _Starts) -> Iterator[str]
         # one more start, after the last example, closes it
         note(np.array([trained], np.int64), len(starts))
     if idle is not None:
-        yield f"example {idle:,} trains no token"
+        is_prefix = trains is not None and not trains[idle]
+        yield f"example {idle:,} {'is a prompt and trains' if is_prefix else 'trains no token'}"
 
 
 def _plan_problems(plan: StoredPlan, lengths: OffsetArray) -> Iterator[str]:

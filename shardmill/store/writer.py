@@ -26,8 +26,18 @@ import numpy.typing as npt
 
 from shardmill.errors import BuildError, OptionError, StoreExistsError, UnfinishedBuildError
 from shardmill.protocols import Closing
-from shardmill.records import ROLES, BoolArray, ChatExamples, Drop, IntArray, OffsetArray, Ragged
+from shardmill.records import (
+    ROLES,
+    BoolArray,
+    ChatExamples,
+    Drop,
+    IntArray,
+    OffsetArray,
+    PreferenceKind,
+    Ragged,
+)
 from shardmill.storage.atomic import HashedFile, cannot_write, sync_folder, temporary_name
+from shardmill.store.branches import num_records, problems_of, saved_tokens
 from shardmill.store.layout import (
     DROPPED,
     INDEX_HEADER_BYTES,
@@ -46,6 +56,7 @@ from shardmill.store.manifest import (
     DroppedRow,
     ListedFile,
     Manifest,
+    PreferenceEntry,
     ShardEntry,
     SplitEntry,
     StoreFacts,
@@ -86,6 +97,7 @@ class AdoptedTurns:
     mask_bits: npt.NDArray[np.uint8]  # token p is bit p % 8 of byte p // 8; the bits left over, 0
     turn_starts: OffsetArray  # (turns,) never decreasing
     turn_roles: npt.NDArray[np.uint8]  # (turns,) indices into ROLES
+    links: OffsetArray | None = None  # (branches, 4) of preferences: see `branches`, from 0
 
 
 class StoreWriter(Closing):
@@ -100,11 +112,13 @@ class StoreWriter(Closing):
         dtype: str,
         shard_bytes: int | None,
         chat: bool = False,
+        preference: PreferenceKind | None = None,
     ) -> None:
         """`shard_bytes` None: one file per split; else shards are cut at exactly that size, and
         those that are adopted hold at most that.
 
-        `chat`: the store holds conversations, with loss mask and turns (`append_examples`).
+        `chat`: the store holds conversations, with loss mask and turns (`append_examples`);
+        `preference`: of them prompts and their answers, which are adopted.
         """
         check_shape(tuple(splits), dtype, shard_bytes)
         self.folder = Path(folder)
@@ -125,8 +139,11 @@ class StoreWriter(Closing):
             name: _SplitSink(self.folder, name, dtype, self._cut, self._new_file) for name in splits
         }
         self._chats = {
-            name: _ChatSink(self.folder, name, self._new_file) for name in splits if chat
+            name: _ChatSink(self.folder, name, self._new_file, preference)
+            for name in splits
+            if chat or preference
         }
+        self._preference = preference
 
     def append(self, split: str, documents: Ragged, *, where: str = "") -> None:
         """Add documents to a split. `where` names their origin in an error."""
@@ -143,6 +160,8 @@ class StoreWriter(Closing):
         """Add rendered conversations to a split of a store made with `chat`."""
         if not self._chats:
             raise OptionError(f"{self.folder}: open the writer with chat=True to add conversations")
+        if self._preference:
+            raise OptionError(f"{self.folder}: a store of preferences takes adopt only")
         sink, ids = self._sink(split, "append"), examples.ids
         check_tokens(ids, self.dtype, where=where or split, first=sink.documents)
         _check_examples(examples, where=where or split, first=sink.documents)
@@ -153,7 +172,7 @@ class StoreWriter(Closing):
                 turn_starts=examples.turn_starts,
                 turn_roles=examples.turn_roles,
             )
-            self._chats[split].append(turns, len(ids.values))
+            self._chats[split].append(turns, ids.lengths)
             sink.append(ids.values, ids.offsets)
             self._state = "open"
 
@@ -182,11 +201,11 @@ class StoreWriter(Closing):
             if not self._chats:
                 raise OptionError(f"{where}: open the writer with chat=True to add conversations")
             _check_turns(chat, lengths, where=where, first=sink.documents)
+            _check_links(chat.links, self._preference, len(lengths), where=where)
         self._state = "failed"  # until every byte of this call is written
-        tokens = sink.tokens
         sink.adopt(shards, lengths)
         if chat is not None:
-            self._chats[split].append(chat, sink.tokens - tokens)
+            self._chats[split].append(chat, lengths)
         self._state = "open"
 
     def record_drops(self, drops: Iterable[Drop]) -> None:
@@ -398,16 +417,29 @@ class _IndexSink:
 class _ChatSink:
     """What the conversations of one split have beside their tokens: loss mask, turns, roles."""
 
-    def __init__(self, folder: Path, split: str, new_file: NewFile) -> None:
-        self._tokens = 0
+    def __init__(
+        self, folder: Path, split: str, new_file: NewFile, preference: PreferenceKind | None
+    ) -> None:
+        self._tokens = self._examples = self._branches = self._records = self._saved = 0
+        self._preference = preference
+        if preference is not None:
+            self._links = new_file(folder / f"{split}_branches.bin")
         self._trained = 0
         self._mask = new_file(folder / f"{split}_mask.bin")
         self._rest = np.zeros(1, np.uint8)  # the bits of up to 7 tokens that fill no byte yet
         self._turns = _IndexSink(new_file(folder / f"{split}_turns.npy"))
         self._roles = new_file(folder / f"{split}_roles.bin")
 
-    def append(self, turns: AdoptedTurns, tokens: int) -> None:
-        """Add the turns of the next `tokens` tokens."""
+    def append(self, turns: AdoptedTurns, lengths: OffsetArray) -> None:
+        """Add the turns of the next examples, which have so many tokens."""
+        tokens = int(lengths.sum())
+        if turns.links is not None:
+            moved = np.add(turns.links, (self._examples, self._examples, self._records, 0))
+            self._links.write(np.ascontiguousarray(moved, "<i8").view(np.uint8).data)
+            self._branches += len(moved)
+            self._records += num_records(turns.links)
+            self._saved += saved_tokens(turns.links, lengths)
+        self._examples += len(lengths)
         self._turns.append(turns.turn_starts, after=self._tokens)
         self._roles.write(np.ascontiguousarray(turns.turn_roles).data)
         for low in range(0, len(turns.mask_bits), _CHUNK):
@@ -432,13 +464,21 @@ class _ChatSink:
     def finish(self) -> ChatEntry:
         if self._tokens % 8:
             self._mask.write(self._rest.data)
-        turns = self._turns.finish()
+        turns, preference = self._turns.finish(), None
+        if self._preference is not None:
+            preference = PreferenceEntry(
+                branches=_entry(self._links, self._branches),
+                kind=self._preference,
+                records=self._records,
+                saved_tokens=self._saved,
+            )
         return ChatEntry(
             mask=_entry(self._mask, self._tokens),
             turns=turns,
             roles=_entry(self._roles, turns.entries),
             num_turns=turns.entries,
             trained_tokens=self._trained,
+            preference=preference,
         )
 
 
@@ -509,6 +549,17 @@ def _check_turns(chat: AdoptedTurns, lengths: OffsetArray, *, where: str, first:
         raise OptionError(f"{where}, example {number:,}: has no token; drop it")
     for problem in _turn_problems(chat.turn_starts, chat.turn_roles, tokens):
         raise OptionError(f"{where}: {problem}")
+
+
+def _check_links(
+    links: OffsetArray | None, kind: PreferenceKind | None, documents: int, *, where: str
+) -> None:
+    """Refuse branches that do not fit so many documents, or another kind of store."""
+    if (links is None) != (kind is None):
+        raise OptionError(f"{where}: branches and preference: give both, or neither")
+    if links is not None and kind is not None:
+        for problem in problems_of(links, kind, documents):
+            raise OptionError(f"{where}: {problem}")
 
 
 def _turn_problems(starts: OffsetArray, roles: npt.NDArray[np.uint8], tokens: int) -> Iterator[str]:

@@ -43,7 +43,7 @@ class TokenLoader(Closing):
     `cu_seqlens` (int32) and `max_seqlen` (one number).
     """
 
-    def __init__(self, loader: Loader, *, pin_memory: bool = False) -> None:
+    def __init__(self, loader: Loader[Any], *, pin_memory: bool = False) -> None:
         """`pin_memory`: copy into pinned memory, if there is an accelerator to copy to."""
         self.loader = loader
         self._pins = bool(pin_memory) and has_accelerator()

@@ -52,6 +52,12 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "history": [{"history": [["a", "b"]], "prompt": "c", "response": "d"}],
     "alpaca": [{"instruction": "a", "input": "", "output": "b\r\n"}],
     "prompt-response": [{"question": "a", "answer": "b"}, {"question": "c", "answer": None}],
+    "preference": [
+        {"prompt": "a", "chosen": "b\r\n", "rejected": "half \ud83d pair"},
+        {"prompt": "a", "chosen": "b", "rejected": None},
+        {"prompt": "a", "completions": ["b", "c"], "scores": [1, 1]},
+    ],
+    "kto": [{"prompt": "a", "response": "b", "label": False}, {"messages": [], "label": True}],
 }
 BAD = [b'{"messages": [', b"[]", b"\xff", b'{"other": 1}', b'{"text": "x", "messages": 5}']
 BLANKS = [b"", b"", b"\n", b" \r\n", b"\n\n\n\n\n\n\n\n"]

@@ -193,8 +193,8 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         r"shard_00000\.bin has 3 tokens; in version 1 all shards but the last are cut at 12",
     ),
     "a version that is not known": (
-        lambda m: m.update(version=3),
-        '"version" is 3, but this shardmill reads versions 1 and 2; upgrade',
+        lambda m: m.update(version=4),
+        '"version" is 4, but this shardmill reads versions 1 to 3; upgrade',
     ),
 }
 

@@ -67,8 +67,8 @@ def test_a_changed_name_with_a_right_checksum_is_read(store: Path) -> None:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "another format": (lambda m: m.update(format="zarr"), "not a shardmill store"),
-    "a newer version": (lambda m: m.update(version=3), "upgrade shardmill"),
-    "version true": (lambda m: m.update(version=True), "reads versions 1 and 2"),
+    "a newer version": (lambda m: m.update(version=4), "upgrade shardmill"),
+    "version true": (lambda m: m.update(version=True), "reads versions 1 to 3"),
     "an unknown key": (lambda m: m.update(colour=1), r"unknown keys \['colour'\]"),
     "an unknown inner key": (lambda m: shard(m).update(colour=1), "colour"),
     "a missing key": (lambda m: m.pop("ledger"), "ledger"),

@@ -207,8 +207,9 @@ def _receipt(options: BuildOptions, done: BuildReport) -> str:
             f"{ledger.tokens.over_budget:,} tokens"
         )
     else:
+        what = "records of preferences" if done.manifest.version == 3 else "conversations"
         text = (
-            f"{where}: {documents.kept:,} conversations, {ledger.chat.turns:,} turns, "
+            f"{where}: {documents.kept:,} {what}, {ledger.chat.turns:,} turns, "
             f"{ledger.tokens.kept:,} tokens, {ledger.chat.trained_tokens:,} trained; "
             f"left out: {_counts(documents.dropped) or 'none'}"
         )

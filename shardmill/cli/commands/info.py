@@ -161,7 +161,8 @@ def _rows(store: _Described) -> dict[str, str]:
         "end token": "after each document" if manifest.append_eot else "not appended",
         "seed": str(manifest.seed),
         **_chat(manifest.options.get("chat", {})),
-        **_ledger(manifest.ledger),
+        **_ledger(manifest.ledger, "records" if manifest.version == 3 else "documents"),
+        **_preferences(manifest),
         "fingerprint": fingerprint(manifest)[:16],
         **{f"plan {name}": plan_line(plan) for name, plan in store.plans},
     }
@@ -187,13 +188,29 @@ def _chat(chat: Any) -> dict[str, str]:
     }
 
 
-def _ledger(ledger: Ledger) -> dict[str, str]:
+def _preferences(manifest: Manifest) -> dict[str, str]:
+    """Of a store of preferences what its examples are, and what shared prompts save."""
+    rows = {}
+    for name, split in manifest.splits.items():
+        found = split.chat.preference if split.chat else None
+        if found is not None:
+            branches = found.branches.entries
+            share = f"{found.saved_tokens / max(1, split.tokens + found.saved_tokens):.1%}"
+            rows[f"preferences {name}"] = (
+                f"{found.records:,} records with {found.kind}: {branches:,} answers to "
+                f"{split.documents - branches:,} prompts; {found.saved_tokens:,} tokens saved by "
+                f"shared prompts ({share})"
+            )
+    return rows
+
+
+def _ledger(ledger: Ledger, what: str) -> dict[str, str]:
     """Where everything went, one line for documents and one for tokens."""
     documents, tokens = ledger.documents, ledger.tokens
     left_out = {"empty": documents.empty, "over budget": documents.over_budget, **documents.dropped}
     parts = "".join(f" + {count:,} {why}" for why, count in left_out.items() if count)
     rows = {
-        "documents": f"{documents.read:,} read = {documents.kept:,} kept{parts}",
+        what: f"{documents.read:,} read = {documents.kept:,} kept{parts}",
         "tokens": f"{tokens.encoded:,} encoded + {tokens.separators:,} separators = "
         f"{tokens.kept:,} kept + {tokens.over_budget:,} over budget",
     }

@@ -32,6 +32,7 @@ from shardmill.loading.config import DataConfig, meant_split, read_config
 from shardmill.loading.rows import Documents
 from shardmill.records import JSON, ROLES, ChatExamples, IntArray, Ragged
 from shardmill.store import Store, open_store
+from shardmill.store.branches import refuse_preferences
 from shardmill.store.readers import ChatSpace, open_tokens
 
 Opened = TypeVar("Opened")
@@ -113,6 +114,7 @@ def _show_example(options: ShowCommand, number: int) -> Answer:
             raise OptionError(
                 f"--seq-len {seq_len}: {folder} holds documents, which are not fitted"
             )
+        refuse_preferences(store, "one of them alone is not fitted to a length")
         fit = plan_fit(found, seq_len, options.fit)
         kept[fit.head[0] : fit.start[0]] = kept[fit.stop[0] :] = False
         trained[np.flatnonzero(kept)[:1]] = False  # the first token of a row is not a label
@@ -147,10 +149,25 @@ def _show_example(options: ShowCommand, number: int) -> Answer:
     if store.is_chat:
         counts = f"{len(turns):,} turns, {counts}, {int(found.mask.sum()):,} trained"
     head = f"{folder}, split {split!r}, {store.manifest.unit} {number:,}: {counts}"
+    if store.preference is not None:
+        head += f"; {_branch_words(store, split, number)}"
     kept[np.flatnonzero(kept)[options.max_tokens :]] = False
     shown = ShownTokens(ids, trained & kept, kept, marker_ids(store), decode)
     pieces = shown.sections(parts()) if store.is_chat else shown.spans(0, len(ids))
     return Answer(facts, chain([Heading(head)], pieces, tail))
+
+
+def _branch_words(store: Store, split: str, number: int) -> str:
+    """What an example of preferences is."""
+    links = store.branches(split)
+    own = links[links[:, 0] == number]
+    if not len(own):
+        after = links[links[:, 1] == number]
+        return f"a prompt, of examples {after[0, 0]:,} to {after[-1, 0]:,}"
+    (_, prefix, record, value) = own[0].tolist()
+    is_ranked = store.preference == "ranks"
+    what = f"rank {value}" if is_ranked else ("good", "not good")[value == 0]
+    return f"an answer to the prompt of example {prefix:,}, record {record:,}, {what}"
 
 
 def _read_example(store: Store, split: str, number: int) -> ChatExamples:

@@ -49,6 +49,7 @@ from shardmill.protocols import Closing
 from shardmill.records import JSON, IntArray, OffsetArray, Ragged
 from shardmill.storage.atomic import HashedFile
 from shardmill.store import open_store, refuse_excluded
+from shardmill.store.branches import refuse_preferences
 from shardmill.store.readers import ChatSpace
 from shardmill.store.readers.documents import spread
 from shardmill.store.readers.files import take
@@ -233,6 +234,7 @@ class ChatStoreSpool(Closing):
             raise OptionError(
                 f"{folder}: a store of documents, which have no loss mask; wanted a chat store"
             )
+        refuse_preferences(store, "a packed shard would part them")
         self._space = ChatSpace(store, split)
         refuse_excluded(store, split, "a packed shard")
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from shardmill.errors import DamagedStoreError
 from shardmill.records import BoolArray, IntArray, OffsetArray, Ragged
 from shardmill.store import Store, StoredPlan, open_store, read_plan
+from shardmill.store.branches import refuse_preferences
 from shardmill.store.plans import NAMES, PlanArrays, check_plan
 from shardmill.store.readers.documents import spread
 from shardmill.store.readers.files import running_edges, take, view_windows
@@ -115,6 +116,7 @@ class PackSpace:
         self, store: Store, plan: StoredPlan, *, pad_id: int = 0, reader: ReaderName = "auto"
     ) -> None:
         """`pad_id` must be an id of the store's dtype. `reader`: as in `TokenSpace`."""
+        refuse_preferences(store, "a pack plan would part them")
         check_plan(plan, store)
         self.store, self.plan, self.split = store, plan, plan.facts.split
         self.row_len, self.pad_id = plan.facts.row_len, pad_id
