@@ -18,21 +18,27 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
 
+import pyarrow as pa
+
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import CuttableSource, DividedSource, Source
-from shardmill.records import JSON, Cursor, TextBatch
+from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources.batches import (
     BatchLimits,
     NamedSource,
     coalesce,
     fields_of,
     limited,
+    make_batch,
     name_of,
+    null_rows,
+    python_values,
     runs,
     stamp_of,
 )
 from shardmill.storage.files import (
+    Endings,
     InputFile,
     Where,
     check_unchanged,
@@ -120,6 +126,16 @@ class Format(FileReader, ABC):
     kind: ClassVar[str]  # stored in manifests
     endings: ClassVar[tuple[str, ...]]
 
+    @classmethod
+    def in_folder(cls) -> tuple[str, ...]:
+        """Endings of the files that are listed in a folder."""
+        return cls.endings
+
+    @classmethod
+    def of_folder(cls, files: tuple[InputFile, ...], /) -> tuple[InputFile, ...]:
+        """Those of the listed files that hold data."""
+        return files
+
     def settled(self, _files: Sequence[Any], _limits: BatchLimits, /) -> Self:
         """The same format with every choice made that takes a look at the files of a source."""
         return self
@@ -146,6 +162,93 @@ class Format(FileReader, ABC):
     ) -> RowLocation:
         """The row between two positions. `rows_before`: rows of the file before this range, if
         known."""
+
+
+class RowTable(NamedTuple):
+    """Some neighbouring rows of a file as columns."""
+
+    rows: pa.RecordBatch  # the columns asked for that the file has (None: all), in file order
+    position: JSON  # after these rows
+    first_row: int | None  # number of the first row in the file (or range) as ids count them
+    bad: tuple[tuple[int, BadRowError], ...]  # rows that could not be decoded: index, and why
+
+
+class TableFormat(RowFormat, Format):
+    """A format of rows with columns. It gives them as Arrow; one column as documents, or whole
+    rows, follow from that. A bad row is null in every column."""
+
+    field: str | None  # the column that holds the text
+    on_bad: str  # "error" or "skip"
+
+    @abstractmethod
+    def tables(
+        self,
+        file: Any,
+        position: JSON,
+        limits: BatchLimits,
+        columns: Sequence[str] | None,
+        /,
+    ) -> Iterator[RowTable]:
+        """Rows from `position` on (None: the start), each table within the limits. Where a table
+        ends depends on where it starts and on the file alone."""
+
+    def named_row(self, file: Any, row: int) -> tuple[str, int | None]:
+        """Id and `row` of a drop, of the row that `RowTable.first_row` counts so."""
+        return f"{file.name}:row {row}", None
+
+    def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
+        assert self.field is not None
+        is_counted = self.named_row(file, 0)[1] is not None
+        for rows, after, first_row, bad_rows in self.tables(file, position, limits, [self.field]):
+            assert first_row is not None
+            texts, bad, drops = rows.column(0), dict(bad_rows), []
+            for number in null_rows(texts):
+                id, row = self.named_row(file, first_row + number)
+                if number in bad and self.on_bad == "error":
+                    raise bad_row(file, id, row, bad[number])
+                reason = bad[number].reason if number in bad else "no_text"
+                drops.append(Drop(id=id, reason=reason, row=row))
+            batch = make_batch(texts, cast(Cursor, after), drops=drops)
+            yield batch.replaced(num_rows=len(texts)) if is_counted else batch
+
+    def rows(self, file: Any, position: JSON, limits: BatchLimits, /) -> Iterator[InputRow]:
+        """Whole rows. A position is that of the table before, and how many rows of it are done."""
+        start, skip = None, 0
+        if position is not None:
+            start, skip = fields_of(position, ("table", "rows"), file.name, counts=("rows",))
+        for table in self.tables(file, start, limits, None):
+            assert table.first_row is not None
+            num_rows, bad = table.rows.num_rows, dict(table.bad)
+            values, repaired = python_values(table.rows)
+            for number in range(skip, num_rows):
+                is_last = number + 1 == num_rows
+                end = table.position if is_last else start
+                id, row = self.named_row(file, table.first_row + number)
+                yield InputRow(
+                    bad.get(number, values[number]),
+                    id,
+                    {"table": end, "rows": 0 if is_last else number + 1},
+                    number in repaired,
+                    row,
+                    int(row is not None),
+                )
+            start, skip = table.position, max(skip - num_rows, 0)
+        if skip:
+            raise SourceError(
+                f"{file.place}: the cursor is {skip:,} rows after the last one; resume with the "
+                "input the cursor came from"
+            )
+
+
+def bad_row(file: Any, id: str, row: int | None, bad: BadRowError) -> SourceError:
+    """The error for a row that `on_bad` does not let pass."""
+    name = Drop(id=id, reason="", row=row).numbered(0).id
+    return SourceError(
+        f"{file.place}{name.removeprefix(file.name)}: {bad}; correct the row, name another "
+        "{field}, or leave such rows out with {on_bad}",
+        field=...,
+        on_bad="skip",
+    )
 
 
 def each_input(look: Callable[[Any, Any], _T], inputs: Sequence[tuple[Any, Any]]) -> list[_T]:
@@ -327,9 +430,15 @@ class FileSource(FileListSource):
     files: tuple[InputFile, ...]
 
     def __init__(
-        self, where: Where, format: Format, *, name: str | None, limits: BatchLimits
+        self,
+        where: Where,
+        format: Format,
+        *,
+        name: str | None,
+        limits: BatchLimits,
+        ext: Endings = None,
     ) -> None:
-        files = list_files(where, suffixes=format.endings)
+        files = format.of_folder(list_files(where, suffixes=format.in_folder(), ext=ext))
         super().__init__(files, format, name=name or name_of(where), limits=limits)
 
     @property
