@@ -72,6 +72,15 @@ def recorded_rules(recorded: Sequence[_Recorded]) -> dict[str, Any]:
     return {key: first[key] for key in _RULES if first.get(key)}
 
 
+def recorded_reading(recorded: Sequence[_Recorded]) -> dict[str, Any]:
+    """How the files of the documents of a store were read, for `open_source`, where all were read
+    in one way: their kind, what parts them, and the endings of members."""
+    known = [one for one in recorded if one.get("kind") in FORMATS]
+    found = [{key: one[key] for key in ("kind", "split", "ext") if one.get(key)} for one in known]
+    is_same = len(known) == len(recorded) and all(one == found[0] for one in found)
+    return found[0] if found and is_same else {}
+
+
 def _hub_source(recorded: _Recorded) -> Source:
     """Only a dataset of a hub can be found again by what a manifest records."""
     if recorded.get("kind") != "hub":

@@ -192,7 +192,7 @@ def _kind_of_files(where: str, ext: Endings) -> str:
         first = max(found, key=lambda kind: found[kind].total())
         raise SourceError(
             f"{Url(where)}: several kinds of files ({listed}); choose endings with {{ext}}, or a "
-            f"glob such as '{_glob_of(where, first)}'; or read each file as one text, whatever it "
+            f"glob such as '{_glob_of(where, found[first])}'; or read each file as one text, whatever it "
             "is, with {kind}",
             ext=",".join(sorted(found[first])),
             kind="text",
@@ -216,9 +216,9 @@ def _kind_of(name: str) -> str | None:
     return next((kind for kind, (of, _) in FORMATS.items() if name.endswith(of.endings)), None)
 
 
-def _glob_of(where: str, kind: str) -> str:
+def _glob_of(where: str, endings: Counter[str]) -> str:
     is_glob = has_magic(where) and not Path(where).exists()
-    glob = where if is_glob else f"{where.rstrip('/')}/**/*{FORMATS[kind][0].endings[0]}"
+    glob = where if is_glob else f"{where.rstrip('/')}/**/*{endings.most_common(1)[0][0]}"
     return str(Url(glob))
 
 

@@ -17,7 +17,10 @@ from shardmill.cli.printing import Answer
 from shardmill.tokenizers import DEFAULT_SPECIALS, TrainSpec, open_tokenizer, train_tokenizer
 
 app = typer.Typer(cls=CommandGroup, help="Train a tokenizer, or look at one.", no_args_is_help=True)
-_STRUCTURED = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+_STRUCTURED = (
+    *(".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".tar", ".tgz", ".zip"),
+    *(".gz", ".zst"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,9 @@ class TrainTokenizerCommand:
     """
 
     inputs: Annotated[
-        list[str], "INPUTS", "Text files, globs, folders; .jsonl, .parquet, or hub:owner/name."
+        list[str],
+        "INPUTS",
+        "Text files, globs, folders; .jsonl, .csv, .parquet, or hub:owner/name.",
     ]
     out: Annotated[Path, "Folder for the model and its meta.json."]
     vocab_size: Annotated[int, "Number of ids, with special tokens and bytes."] = 16_000

@@ -74,6 +74,7 @@ MOST_MEMBER = 2**30
 """Bytes of a member where the limits have no bound for a document."""
 _MOST_HEADER = 2**20  # of a tar member's extended name and facts
 _BLOCK = 512
+_NO_FILE = "/"  # counted for folders, links and devices, which hold nothing to read
 
 
 class Member(NamedTuple):
@@ -221,10 +222,13 @@ def _text_bytes(sample: _Sample, field: str) -> int:
     return utf8_bytes(text) if isinstance(text, str) else 0
 
 
-def _is_wanted(name: str, endings: tuple[str, ...]) -> bool:
+def _other(name: str, endings: tuple[str, ...]) -> str | None:
+    """Why a member is not read, in a word for the log; None: it is read."""
     parts = name.split("/")
     is_hidden = any(part.startswith(".") and part not in (".", "..") for part in parts)
-    return not is_hidden and "__MACOSX" not in parts and name.lower().endswith(endings)
+    if is_hidden or "__MACOSX" in parts:
+        return "hidden"
+    return None if name.lower().endswith(endings) else ending_of(name)
 
 
 def _check_found(
@@ -232,7 +236,7 @@ def _check_found(
 ) -> None:
     """Say what was left out of a whole archive; an error where nothing is left."""
     where = scrub(str(file.place))
-    left = +left  # without those that are no files
+    del left[_NO_FILE]
     if left and not num_read:
         raise SourceError(
             f"{where}: no member ends in {some_endings(endings)}; found {counted(left)}; choose "
@@ -291,8 +295,9 @@ class TarFormat(ArchiveFormat):
                 number += 1
                 has_data = info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
                 padded = -(-info.size // _BLOCK) * _BLOCK if has_data else 0
-                if not info.isreg() or not _is_wanted(name, endings):
-                    left[ending_of(name)] += info.isreg()
+                other = _other(name, endings) if info.isreg() else _NO_FILE
+                if other is not None:
+                    left[other] += 1
                     _pass(file, name, stream, padded)
                     continue
                 _check_size(file, name, info.size, limits)
@@ -436,10 +441,9 @@ class ZipFormat(ArchiveFormat):
                 first = number
             for number, info in enumerate(found[first:stop], first + 1):
                 is_link = stat.S_ISLNK(info.external_attr >> 16)
-                if info.is_dir() or is_link:
-                    continue
-                if not _is_wanted(info.filename, endings):
-                    left[ending_of(info.filename)] += 1
+                other = _other(info.filename, endings)
+                if info.is_dir() or is_link or other is not None:
+                    left[_NO_FILE if info.is_dir() or is_link else str(other)] += 1
                     continue
                 _check_size(file, info.filename, info.file_size, limits)
                 num_read += 1
