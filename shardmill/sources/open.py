@@ -192,8 +192,8 @@ def _kind_of_files(where: str, ext: Endings) -> str:
         first = max(found, key=lambda kind: found[kind].total())
         raise SourceError(
             f"{Url(where)}: several kinds of files ({listed}); choose endings with {{ext}}, or a "
-            f"glob such as '{_glob_of(where, found[first])}'; or read each file as one text, whatever it "
-            "is, with {kind}",
+            f"glob such as '{_glob_of(where, found[first])}'; or read each file as one text, "
+            "whatever it is, with {kind}",
             ext=",".join(sorted(found[first])),
             kind="text",
         )

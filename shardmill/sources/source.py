@@ -36,6 +36,7 @@ from shardmill.sources.batches import (
     python_values,
     runs,
     stamp_of,
+    to_binary,
 )
 from shardmill.storage.files import (
     Endings,
@@ -201,7 +202,7 @@ class TableFormat(RowFormat, Format):
         is_counted = self.named_row(file, 0)[1] is not None
         for rows, after, first_row, bad_rows in self.tables(file, position, limits, [self.field]):
             assert first_row is not None
-            texts, bad, drops = rows.column(0), dict(bad_rows), []
+            texts, bad, drops = to_binary(rows.column(0)), dict(bad_rows), []
             for number in null_rows(texts):
                 id, row = self.named_row(file, first_row + number)
                 if number in bad and self.on_bad == "error":
