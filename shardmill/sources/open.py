@@ -53,7 +53,6 @@ logger = logging.getLogger(__name__)
 # The formats of files, and what makes a source of documents of each. A `RowFormat` gives
 # conversations too; for `.json` see `_row_format`.
 FORMATS: dict[str, tuple[type[Format], Callable[..., Source]]] = {
-    "text": (TextFormat, TextSource),
     "jsonl": (JsonlFormat, JsonlSource),
     "json": (JsonFormat, JsonSource),
     "csv": (CsvFormat, CsvSource),
@@ -62,6 +61,7 @@ FORMATS: dict[str, tuple[type[Format], Callable[..., Source]]] = {
     "arrow": (ArrowFormat, ArrowSource),
     "tar": (TarFormat, TarSource),
     "zip": (ZipFormat, ZipSource),
+    "text": (TextFormat, TextSource),
 }
 _ARCHIVES = ("tar", "zip")
 _ROW_FORMATS = [format for format, _ in FORMATS.values() if issubclass(format, RowFormat)]

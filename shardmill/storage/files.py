@@ -110,10 +110,10 @@ def list_files(
         others = f"; found {counted(left)}" if left else ""
         raise SourceError(
             f"{Url(str(where))}: no file here ends in {some_endings(suffixes)}{others}; name "
-            "another folder, or a glob, or choose with {ext}, or read any file as one text with "
-            "{kind}",
+            "another folder, or a glob, or choose endings with {ext}, or say what the files are "
+            "with {kind}",
             ext=...,
-            kind="text",
+            kind=...,
         )
     return tuple(files)
 
@@ -135,7 +135,8 @@ def counted(endings: Mapping[str, int]) -> str:
 
 def some_endings(suffixes: Sequence[str]) -> str:
     """Endings for a message, without those of compressed files; a long list is cut short."""
-    plain = [ending for ending in suffixes if not ending.endswith((".gz", ".zst"))]
+    packings = (".gz", ".zst")
+    plain = [one for one in suffixes if one.startswith(".") and not one.endswith(packings)]
     more = len(plain) - 2 * _MOST_ENDINGS
     return ", ".join(plain[: 2 * _MOST_ENDINGS]) + (f" and {more} more" if more > 0 else "")
 

@@ -32,7 +32,7 @@ from shardmill.errors import OptionError, StoreError
 from shardmill.sources import SHAPES
 from shardmill.tokenizers import open_tokenizer
 
-Kind = Literal["text", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "tar", "zip"]
+Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "tar", "zip", "text"]
 
 
 @dataclass(frozen=True, kw_only=True)

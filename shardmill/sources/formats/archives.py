@@ -63,6 +63,7 @@ from shardmill.storage.files import (
     packed,
     parse_endings,
     some_endings,
+    unreadable,
 )
 from shardmill.storage.object_store import open_object
 from shardmill.storage.ranges import Range
@@ -387,6 +388,7 @@ class ZipFormat(ArchiveFormat):
     endings = (".zip",)
 
     range: Range | None = None  # only these members of the directory, half-open; None: all
+    range_bytes: int = 0  # that these members take in the archive
 
     @property
     def range_name(self) -> str:
@@ -397,10 +399,7 @@ class ZipFormat(ArchiveFormat):
         return {**super().options(), **ranged}
 
     def size_hint(self, file: InputFile) -> int:
-        if self.range is None:
-            return file.num_bytes
-        with _open_zip(file) as archive:
-            return sum(info.compress_size for info in archive.infolist()[slice(*self.range)])
+        return file.num_bytes if self.range is None else self.range_bytes
 
     def bytes_before(self, file: InputFile, position: JSON, /) -> int:
         (done,) = counts_of(position, ("members",), file.name)
@@ -418,10 +417,13 @@ class ZipFormat(ArchiveFormat):
         edges = list(accumulate(map(len, samples), initial=0))
         sizes = [sum(info.compress_size for _, info in held) for held in samples]
         target = num_bytes or max(file.num_bytes // _MOST_RANGES, 1)
-        found = [(edges[start], edges[stop]) for start, stop in runs(sizes, target)]
+        found = list(runs(sizes, target))
         if len(found) < 2:
             return (self,)
-        return [replace(self, range=one) for one in found]
+        return [
+            replace(self, range=(edges[start], edges[stop]), range_bytes=sum(sizes[start:stop]))
+            for start, stop in found
+        ]
 
     def members(
         self, file: InputFile, position: JSON, limits: BatchLimits, endings: tuple[str, ...], /
@@ -461,7 +463,10 @@ def _open_zip(file: InputFile) -> Iterator[zipfile.ZipFile]:
     with ExitStack() as stack:
         raw: Any = None
         if isinstance(file.place, Path):
-            raw = stack.enter_context(file.place.open("rb"))
+            try:
+                raw = stack.enter_context(file.place.open("rb"))
+            except OSError as error:
+                raise unreadable(file.place, error) from error
         else:
             raw = stack.enter_context(open_object(file.place, file.num_bytes))
         try:

@@ -144,6 +144,7 @@ class ArrowFormat(TableFormat):
 
     field: str | None = None
     range: Range | None = None  # only these record batches, half-open; None: all
+    num_batches: int = 0  # of the whole file, where there is a range
 
     @property
     def range_name(self) -> str:
@@ -175,9 +176,7 @@ class ArrowFormat(TableFormat):
     def size_hint(self, file: InputFile) -> int:
         if self.range is None:
             return file.num_bytes
-        with _open_arrow(file) as opened:
-            share = (self.range[1] - self.range[0]) / max(opened.num_batches or 1, 1)
-        return int(file.num_bytes * share)
+        return file.num_bytes * (self.range[1] - self.range[0]) // max(self.num_batches, 1)
 
     def bytes_before(self, file: InputFile, position: JSON, /) -> int:
         first, rows, _ = self._counts(file, position)
@@ -207,7 +206,7 @@ class ArrowFormat(TableFormat):
         if parts < 2:
             return (self,)
         edges = [number * count // parts for number in range(parts + 1)]
-        return [replace(self, range=found) for found in pairwise(edges)]
+        return [replace(self, range=found, num_batches=count) for found in pairwise(edges)]
 
     def named_row(self, file: InputFile, row: int) -> tuple[str, int | None]:
         return (f"{file.name}:{row + 1}", None) if self.range is None else (file.name, row)
