@@ -133,10 +133,10 @@ def test_what_is_no_table_with_a_header_is_refused(
 
 
 def test_a_record_of_another_width_is_a_drop_with_its_row(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"n,text\n1,a\n\n2\n3,b\n4,c,d\n5,e\n")
+    (tmp_path / "a.csv").write_bytes(b"n,text\n1,a\n\n2\n3,\xffb\n4,c\xfe,d\n5,e\n")
     make = lambda: CsvSource(tmp_path / "a.csv", on_bad="skip", limits=SMALL)  # noqa: E731
     found = check(make, 5)
-    assert found.texts == ["a", "b", "e"]
+    assert found.texts == ["a", "\ufffdb", "e"]
     assert [(drop.id, drop.reason) for drop in found.drops] == [
         ("a.csv:row 1", "wrong_columns"),
         ("a.csv:row 3", "wrong_columns"),

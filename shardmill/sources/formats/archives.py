@@ -12,9 +12,11 @@ when compressed. A damaged archive is an error that names the member.
 
 from __future__ import annotations
 
+import errno
 import logging
 import lzma
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -455,7 +457,9 @@ class ZipFormat(ArchiveFormat):
 
 
 _MOST_RANGES = 256
-_ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError)
+# What the standard library raises for bytes that are no archive.
+_ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, struct.error)
+_ZIP_ERRORS += (ValueError, IndexError, OverflowError)
 
 
 @contextmanager
@@ -471,11 +475,21 @@ def _open_zip(file: InputFile) -> Iterator[zipfile.ZipFile]:
             raw = stack.enter_context(open_object(file.place, file.num_bytes))
         try:
             archive = stack.enter_context(zipfile.ZipFile(raw))
-        except _ZIP_ERRORS as error:
-            if isinstance(error, SourceError):
+        except (*_ZIP_ERRORS, OSError) as error:
+            if _is_of_system(error):
                 raise
             raise _damaged(file, "", error) from error
         yield archive
+
+
+def _is_of_system(error: Exception) -> bool:
+    """Whether an error is not of the archive. Where a directory leads before the start of the file,
+    the system says that the argument is invalid."""
+    if isinstance(error, SourceError):
+        return True
+    if not isinstance(error, OSError) or error.errno == errno.EINVAL:
+        return False
+    return type(error) is not OSError or bool(error.errno)
 
 
 def _zip_data(file: InputFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
@@ -489,8 +503,7 @@ def _zip_data(file: InputFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) 
         with archive.open(info) as stream:
             data = stream.read()
     except (*_ZIP_ERRORS, zlib.error, lzma.LZMAError, OSError) as error:
-        is_of_system = isinstance(error, OSError) and (error.errno or type(error) is not OSError)
-        if is_of_system or isinstance(error, SourceError):
+        if _is_of_system(error):
             raise
         raise _damaged(file, info.filename, error) from error
     if len(data) != info.file_size:

@@ -206,43 +206,53 @@ class CsvFormat(TableFormat):
         self, file: InputFile, block: _Block, names: list[str], wanted: list[str]
     ) -> tuple[pa.RecordBatch, list[tuple[int, BadRowError]]]:
         """The rows of a block, bad ones null."""
-        bad: list[tuple[int, BadRowError]] = []
-
-        def skip(row: pc.InvalidRow) -> str:
-            problem = f"{row.actual_columns} values, but the header names {row.expected_columns}"
-            bad.append((row.number - 1, BadRowError("wrong_columns", problem)))
-            return "skip"
-
         labels = [str(number) for number in range(len(names))]  # unlike names, each there once
         chosen = [labels[names.index(name)] for name in wanted]
-        data = block.data
+        bad: list[tuple[int, BadRowError]] = []
         try:
-            table = pc.read_csv(
-                pa.BufferReader(data),
-                pc.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=labels),
-                self._parse_options(skip),
-                pc.ConvertOptions(
-                    check_utf8=False,
-                    include_columns=chosen or labels[:1],
-                    column_types=dict.fromkeys(labels, pa.large_string()),
-                ),
-            )
-        except pa.ArrowInvalid as error:
-            raise self._unreadable(file, block.start, error) from error
-        columns = [table.column(label).combine_chunks() for label in chosen]
+            table = self._read(block.data, labels, chosen)
+            columns = [table.column(label).combine_chunks() for label in chosen]
+        except pa.ArrowInvalid:
+            # Arrow hands bad rows over as UTF-8, which they may not be; Latin-1 holds any byte.
+            data = block.data.decode("latin-1").encode()
+            try:
+                table = self._read(data, labels, chosen, bad)
+            except pa.ArrowInvalid as error:
+                raise self._unreadable(file, block.start, error) from error
+            columns = [_from_latin(table.column(label), bad) for label in chosen]
         num_rows = table.num_rows + len(bad)
-        if bad:
-            rows = np.arange(num_rows) - np.searchsorted([n for n, _ in bad], np.arange(num_rows))
-            is_bad = np.isin(np.arange(num_rows), [number for number, _ in bad])
-            indices = pa.array(rows, mask=is_bad)
-            columns = [column.take(indices) for column in columns]
         if not columns:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * num_rows, pa.struct([]))), bad
         return pa.RecordBatch.from_arrays(columns, wanted), bad
 
-    def _parse_options(self, on_invalid: object = None) -> pc.ParseOptions:
-        return pc.ParseOptions(
-            delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=on_invalid
+    def _read(
+        self,
+        data: bytes,
+        labels: list[str],
+        chosen: list[str],
+        bad: list[tuple[int, BadRowError]] | None = None,
+    ) -> pa.Table:
+        """The chosen columns; bad rows are an error, or are left out and added to `bad`."""
+
+        def skip(row: pc.InvalidRow) -> str:
+            assert bad is not None, "only then this is called"
+            problem = f"{row.actual_columns} values, but the header names {row.expected_columns}"
+            bad.append((row.number - 1, BadRowError("wrong_columns", problem)))
+            return "skip"
+
+        return pc.read_csv(
+            pa.BufferReader(data),
+            pc.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=labels),
+            pc.ParseOptions(
+                delimiter=self.delimiter,
+                newlines_in_values=True,
+                invalid_row_handler=None if bad is None else skip,
+            ),
+            pc.ConvertOptions(
+                check_utf8=False,
+                include_columns=chosen or labels[:1],
+                column_types=dict.fromkeys(labels, pa.large_string()),
+            ),
         )
 
     def _unreadable(self, file: InputFile, start: int, error: Exception) -> SourceError:
@@ -250,6 +260,15 @@ class CsvFormat(TableFormat):
             f"{file.place}, from byte {start:,} on: not readable as {self.kind.upper()} ({error}); "
             "correct the file, or write it again"
         )
+
+
+def _from_latin(column: pa.ChunkedArray, bad: list[tuple[int, BadRowError]]) -> pa.Array:
+    """The bytes that were taken for Latin-1 as strings, and nulls where bad rows were."""
+    values: list[bytes | None] = [text.encode("latin-1") for text in column.to_pylist()]
+    for number, _ in bad:  # ascending
+        values.insert(number, None)
+    found = pa.array(values, pa.large_binary())
+    return pa.Array.from_buffers(pa.large_string(), len(found), found.buffers())
 
 
 class _RecordScanner:
