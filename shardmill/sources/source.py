@@ -166,51 +166,60 @@ class Format(FileReader, ABC):
 
 
 class RowTable(NamedTuple):
-    """Some neighbouring rows of a file as columns."""
+    """Neighbouring rows of a file as columns."""
 
     rows: pa.RecordBatch  # the columns asked for that the file has (None: all), in file order
     position: JSON  # after these rows
     first_row: int | None  # number of the first row in the file (or range) as ids count them
-    bad: tuple[tuple[int, BadRowError], ...]  # rows that could not be decoded: index, and why
+    bad: tuple[tuple[int, BadRowError], ...]
+    # rows of the batch that could not be decoded: index, why. A blank line, which is no row but is
+    # counted by ids, has the reason ""
 
 
 class TableFormat(RowFormat, Format):
-    """A format of rows with columns. It gives them as Arrow; one column as documents, or whole
-    rows, follow from that. A bad row is null in every column."""
+    """A format that gives rows as columns too, so that they can be filtered and joined. One column
+    as documents, and whole rows, follow from that."""
 
-    field: str | None  # the column that holds the text
-    on_bad: str  # "error" or "skip"
+    @property
+    def text_field(self) -> str | None:
+        """The column that holds the text, once it is settled."""
+        found: str | None = getattr(self, "field", None)
+        return found
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether rows are numbered from the start of a range; see `CuttableSource`."""
+        return False
 
     @abstractmethod
     def tables(
-        self,
-        file: Any,
-        position: JSON,
-        limits: BatchLimits,
-        columns: Sequence[str] | None,
-        /,
+        self, file: Any, position: JSON, limits: BatchLimits, columns: Sequence[str] | None, /
     ) -> Iterator[RowTable]:
-        """Rows from `position` on (None: the start), each table within the limits. Where a table
-        ends depends on where it starts and on the file alone."""
+        """Rows from `position` on (None: the start), in tables within the limits. Where tables end
+        depends on where they start and on the file alone."""
 
-    def named_row(self, file: Any, row: int) -> tuple[str, int | None]:
-        """Id and `row` of a drop, of the row that `RowTable.first_row` counts so."""
-        return f"{file.name}:row {row}", None
+    def schema_of(self, _file: Any, /) -> pa.Schema | None:
+        """The columns that a file says it has; None: only its rows show which."""
+        return None
+
+    def drop_of(self, file: Any, row: int, reason: str, /) -> Drop:
+        """The drop of a row, by its number as `RowTable` counts."""
+        return Drop(id=f"{file.name}:row {row}", reason=reason)
 
     def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
-        assert self.field is not None
-        is_counted = self.named_row(file, 0)[1] is not None
-        for rows, after, first_row, bad_rows in self.tables(file, position, limits, [self.field]):
-            assert first_row is not None
-            texts, bad, drops = to_binary(rows.column(0)), dict(bad_rows), []
-            for number in null_rows(texts):
-                id, row = self.named_row(file, first_row + number)
-                if number in bad and self.on_bad == "error":
-                    raise bad_row(file, id, row, bad[number])
-                reason = bad[number].reason if number in bad else "no_text"
-                drops.append(Drop(id=id, reason=reason, row=row))
+        assert self.text_field is not None
+        for rows, after, first, problems in self.tables(file, position, limits, [self.text_field]):
+            assert first is not None
+            texts, bad = to_binary(rows.column(0)), dict(problems)
+            drops = [
+                self.drop_of(file, first + row, bad[row].reason if row in bad else "no_text")
+                for row in null_rows(texts)
+            ]
+            if bad and getattr(self, "on_bad", "error") == "error":
+                row = min(bad)
+                raise bad_row(name_row(self, file, self.drop_of(file, first + row, "")), bad[row])
             batch = make_batch(texts, cast(Cursor, after), drops=drops)
-            yield batch.replaced(num_rows=len(texts)) if is_counted else batch
+            yield batch.replaced(num_rows=len(texts)) if self.counts_rows else batch
 
     def rows(self, file: Any, position: JSON, limits: BatchLimits, /) -> Iterator[InputRow]:
         """Whole rows. A position is that of the table before, and how many rows of it are done."""
@@ -221,18 +230,16 @@ class TableFormat(RowFormat, Format):
             assert table.first_row is not None
             num_rows, bad = table.rows.num_rows, dict(table.bad)
             values, repaired = python_values(table.rows)
-            for number in range(skip, num_rows):
-                is_last = number + 1 == num_rows
-                end = table.position if is_last else start
-                id, row = self.named_row(file, table.first_row + number)
-                yield InputRow(
-                    bad.get(number, values[number]),
-                    id,
-                    {"table": end, "rows": 0 if is_last else number + 1},
-                    number in repaired,
-                    row,
-                    int(row is not None),
-                )
+            for row in range(skip, num_rows):
+                is_last = row + 1 == num_rows
+                after: JSON = {
+                    "table": table.position if is_last else start,
+                    "rows": 0 if is_last else row + 1,
+                }
+                named = self.drop_of(file, table.first_row + row, "")
+                value = bad.get(row, values[row])
+                num_passed = int(named.row is not None)
+                yield InputRow(value, named.id, after, row in repaired, named.row, num_passed)
             start, skip = table.position, max(skip - num_rows, 0)
         if skip:
             raise SourceError(
@@ -241,12 +248,20 @@ class TableFormat(RowFormat, Format):
             )
 
 
-def bad_row(file: Any, id: str, row: int | None, bad: BadRowError) -> SourceError:
+def name_row(format: FileReader, file: Any, drop: Drop) -> str:
+    """A row as a person finds it."""
+    before = format.rows_before(file) if drop.row is not None else 0
+    id = drop.numbered(before).id
+    if not isinstance(file, InputFile):
+        return f"hub dataset {id}"
+    return str(file.place).removesuffix(file.name) + id
+
+
+def bad_row(where: str, bad: BadRowError) -> SourceError:
     """The error for a row that `on_bad` does not let pass."""
-    name = Drop(id=id, reason="", row=row).numbered(0).id
     return SourceError(
-        f"{file.place}{name.removeprefix(file.name)}: {bad}; correct the row, name another "
-        "{field}, or leave such rows out with {on_bad}",
+        f"{where}: {bad}; correct the row, name another {{field}}, or leave such rows out with "
+        "{on_bad}",
         field=...,
         on_bad="skip",
     )

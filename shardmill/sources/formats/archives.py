@@ -55,6 +55,7 @@ from shardmill.sources.source import (
     RowFormat,
     RowLocation,
     bad_row,
+    name_row,
 )
 from shardmill.storage.files import (
     Endings,
@@ -138,17 +139,14 @@ class ArchiveFormat(RowFormat, Format):
         texts: list[str | None] = []
         drops = []
         for sample in held:
-            id = f"{file.name}:{sample.key}"
+            drop = Drop(id=f"{file.name}:{sample.key}", reason="no_text")
             try:
                 text = _field_of(sample, cast(str, self.field))
             except BadRowError as bad:
                 if self.on_bad == "error":
-                    raise bad_row(file, id, None, bad) from bad
-                text = None
-                drops.append(Drop(id=id, reason=bad.reason))
-            else:
-                if text is None:
-                    drops.append(Drop(id=id, reason="no_text"))
+                    raise bad_row(name_row(self, file, drop), bad) from bad
+                text, drop = None, replace(drop, reason=bad.reason)
+            drops += [drop] if text is None else []
             texts.append(text)
         array, repaired = strings_to_arrow(texts)
         return make_batch(array, held[-1].after, repaired=repaired, drops=drops)

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from shardmill.errors import SourceError
-from shardmill.records import JSON
+from shardmill.records import JSON, Drop
 from shardmill.sources.batches import (
     DEFAULT_LIMITS,
     BatchLimits,
@@ -140,7 +140,6 @@ class ArrowFormat(TableFormat):
 
     kind = "arrow"
     endings = (*packed(".arrow"), *packed(".feather"))
-    on_bad = "error"
 
     field: str | None = None
     range: Range | None = None  # only these record batches, half-open; None: all
@@ -208,8 +207,17 @@ class ArrowFormat(TableFormat):
         edges = [number * count // parts for number in range(parts + 1)]
         return [replace(self, range=found, num_batches=count) for found in pairwise(edges)]
 
-    def named_row(self, file: InputFile, row: int) -> tuple[str, int | None]:
-        return (f"{file.name}:{row + 1}", None) if self.range is None else (file.name, row)
+    @property
+    def counts_rows(self) -> bool:
+        return self.range is not None
+
+    def drop_of(self, file: InputFile, row: int, reason: str) -> Drop:
+        drop = Drop(id=file.name, reason=reason, row=row)
+        return drop.numbered(0) if self.range is None else drop
+
+    def schema_of(self, file: InputFile) -> pa.Schema:
+        with _open_arrow(file) as opened:
+            return opened.schema
 
     def tables(
         self,

@@ -130,7 +130,13 @@ class CsvFormat(TableFormat):
         self, file: InputFile, _before: JSON, after: JSON, _rows_before: int | None, /
     ) -> RowLocation:
         row = counts_of(after, _POSITION, file.name)[2] - 1
-        return RowLocation(id=self.named_row(file, row)[0], file=file.name, row=row)
+        return RowLocation(id=self.drop_of(file, row, "").id, file=file.name, row=row)
+
+    def schema_of(self, file: InputFile) -> pa.Schema | None:
+        header = self._header(file, DEFAULT_LIMITS)
+        if header is None:
+            return None
+        return pa.schema([(name, pa.large_string()) for name in header.names])
 
     def _header(self, file: InputFile, limits: BatchLimits) -> _Header | None:
         """The names in the first record; None for an empty file."""

@@ -55,6 +55,7 @@ from shardmill.sources.source import (
     RowTable,
     TableFormat,
     bad_row,
+    name_row,
 )
 from shardmill.storage.files import Endings, InputFile, Where, packed
 
@@ -143,8 +144,8 @@ class JsonFormat(TableFormat):
         lines = self._lines(file)
         return (self,) if lines is None else lines.split(file, num_bytes)
 
-    def named_row(self, file: InputFile, row: int) -> tuple[str, int | None]:
-        return f"{file.name}:record {row}", None
+    def drop_of(self, file: InputFile, row: int, reason: str) -> Drop:
+        return Drop(id=f"{file.name}:record {row}", reason=reason)
 
     def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
         """As JSON lines are read: one field is decoded, many rows at a time."""
@@ -163,18 +164,19 @@ class JsonFormat(TableFormat):
                     try:
                         text, is_repaired = decoder.decode_line(item.data)
                     except BadRowError as bad:
-                        id, _ = self.named_row(file, item.number)
+                        drop = self.drop_of(file, item.number, bad.reason)
                         if self.on_bad == "error":
-                            raise bad_row(file, id, None, bad) from bad
-                        drops.append(Drop(id=id, reason=bad.reason))
+                            raise bad_row(name_row(self, file, drop), bad) from bad
+                        drops.append(drop)
                         continue
                     texts.append(text)
                     num_repaired += is_repaired
                     if text is None:
-                        drops.append(_without_text(file, item))
+                        drops.append(self.drop_of(file, item.number, "no_text"))
             elif None in texts:
                 pairs = zip(items, texts, strict=True)
-                drops = [_without_text(file, item) for item, text in pairs if text is None]
+                numbers = (item.number for item, text in pairs if text is None)
+                drops = [self.drop_of(file, number, "no_text") for number in numbers]
             yield string_batch(
                 [text for text in texts if text is not None],
                 items[-1].position,
@@ -218,7 +220,7 @@ class JsonFormat(TableFormat):
         with closing(items):
             found = next(_readable(item.data) for item in items if item.number == row)
         own = None if found is None else own_id(found.get("id"))
-        id, _ = self.named_row(file, row)
+        id = self.drop_of(file, row, "").id
         return RowLocation(id=id, file=file.name, row=row, own_id=own)
 
     def _lines(self, file: InputFile) -> JsonlFormat | None:
@@ -242,10 +244,6 @@ def _readable(data: bytes) -> Object | None:
         return decode_row(data)[0]
     except BadRowError:
         return None
-
-
-def _without_text(file: InputFile, item: _Item) -> Drop:
-    return Drop(id=f"{file.name}:record {item.number}", reason="no_text")
 
 
 def _numbered_items(
