@@ -54,7 +54,7 @@ def check(make_source: Callable[[], Any], num_bytes: int) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     members=st.lists(st.tuples(NAMES, raw_bytes()), max_size=8),
     suffix=st.sampled_from(sorted(WRITERS)),

@@ -49,7 +49,7 @@ def parted(text: str, split: str) -> list[str]:
     return [one for one in found if one]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     text=st.lists(st.sampled_from(PIECES), max_size=25).map("".join),
     split=st.sampled_from(["blank-line", *PATTERNS]),

@@ -456,8 +456,10 @@ class ZipFormat(ArchiveFormat):
 
 _MOST_RANGES = 256
 # What the standard library raises for bytes that are no archive.
-_ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, struct.error)
-_ZIP_ERRORS += (ValueError, IndexError, OverflowError)
+_ZIP_ERRORS = (
+    *(zipfile.BadZipFile, NotImplementedError, EOFError, struct.error),
+    *(ValueError, IndexError, OverflowError),
+)
 
 
 @contextmanager
