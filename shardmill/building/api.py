@@ -46,13 +46,15 @@ from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON
 from shardmill.sources import ConcatSource, JsonlSource, iter_jsonl_rows, open_chats, open_source
 from shardmill.sources.preferences import preference_kind
+from shardmill.storage.files import Endings
 from shardmill.store import PlanOptions, StoredPlan
 from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
 
 Inputs = str | Path | Sequence[str | Path]
 OnBad = Literal["error", "skip"]
 _DOCUMENTS_ONLY = (
-    *("field", "val_tokens", "max_tokens", "dtype", "append_eot", "engine_check", "append"),
+    *("field", "kind", "split_on", "val_tokens", "max_tokens", "dtype", "append_eot"),
+    *("engine_check", "append"),
 )
 _READ_RULES = (
     *("messages_field", "role_field", "content_field", "role_map", "split_think", "fan_out"),
@@ -70,6 +72,7 @@ def build(
     tokenizer: str | Path | Tokenizer,
     template: str | Path | ChatTemplate | None = None,
     name: str | None = None,
+    ext: Endings = None,
     on_bad: OnBad | None = None,
     seed: int | None = None,
     shard_bytes: int = 128 * 2**20,
@@ -90,6 +93,8 @@ def build(
     ray_address: str | None = None,
     # documents only
     field: str | None = None,
+    kind: str | None = None,
+    split_on: str | None = None,
     val_tokens: int = 0,
     max_tokens: int | None = None,
     dtype: Literal["uint16", "uint32"] | None = None,
@@ -113,7 +118,8 @@ def build(
 ) -> BuildReport:
     """Tokenise documents, or with a `template` conversations, into a store at `out`.
 
-    `inputs` are files, folders, globs, URLs or hub datasets (`hub:owner/name`). `out` is a folder,
+    `inputs` are files, folders, globs, URLs or hub datasets (`hub:owner/name`); with `ext` only
+    files of these endings (".c,.h") in them, or members of archives. `out` is a folder,
     or a URL: then workers send their shards there, and `scratch` (default: the temporary folder)
     holds those at work. `template` is a known name, a .json or .toml file, "jinja" for the template
     of the tokenizer, or a .jinja file. `eot` and `special` give the literal strings of special
@@ -129,9 +135,10 @@ def build(
     with `unit_bytes` of input at a time; with `run_on="ray"` they run on the Ray cluster at
     `ray_address`. How the work is divided never changes a byte.
 
-    Documents: or the first `val_tokens` tokens go to "val", and up to `max_tokens` to "train".
-    With `seed` the files are read in an order drawn from it. `append` adds new files to a finished
-    store.
+    Documents: `kind` says how files are read ("text": each as one text, whatever it is called), and
+    `split_on` parts text files ("line", "blank-line", or a regular expression). The first
+    `val_tokens` tokens go to "val", and up to `max_tokens` to "train". With `seed` the files are
+    read in an order drawn from it. `append` adds new files to a finished store.
 
     Conversations: `shape` names the form of the records (default: found in the first one),
     `messages_field` their column of turns, `role_field` and `content_field` the keys of a turn, and
@@ -159,6 +166,9 @@ def build(
         feed = open_feed(
             inputs,
             field=field,
+            kind=kind,
+            ext=ext,
+            split_on=split_on,
             on_bad=on_bad,
             seed=seed,
             val_tokens=val_tokens,
@@ -189,7 +199,9 @@ def build(
         )
     else:
         rules = {key: given[key] for key in _READ_RULES if given[key]}
-        source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error", **rules)
+        source = open_chats(
+            inputs, shape=shape, name=name, ext=ext, on_bad=on_bad or "error", **rules
+        )
         options = {key: given[key] for key in _TEMPLATE_OPTIONS if given[key]}
         if fan_out and train_on == "all":
             raise OptionError(
@@ -276,6 +288,9 @@ def open_feed(
     inputs: Inputs,
     *,
     field: str | None = None,
+    kind: str | None = None,
+    ext: Endings = None,
+    split_on: str | None = None,
     on_bad: OnBad | None = None,
     seed: int | None = None,
     val_tokens: int = 0,
@@ -288,7 +303,7 @@ def open_feed(
     for key, limit in (("val_tokens", val_tokens), ("max_tokens", max_tokens or 0)):
         if limit < 0:
             raise OptionError(f"{{{key}}}: wanted 0 or more", **{key: limit})
-    given = {"field": field, "on_bad": on_bad}
+    given = {"field": field, "on_bad": on_bad, "kind": kind, "ext": ext, "split": split_on}
     options: dict[str, Any] = {key: value for key, value in given.items() if value}
     source = open_source(inputs, seed=seed, **options)
     if field is not None:

@@ -22,14 +22,11 @@ from shardmill.sources import (
     ConcatSource,
     HubParquetSource,
     HubSource,
-    JsonlSource,
-    ParquetSource,
-    TextSource,
     open_chats,
     open_source,
 )
 from shardmill.sources.append import append_files, only_files
-from shardmill.sources.open import is_hub_dataset
+from shardmill.sources.open import FORMATS, is_hub_dataset
 from shardmill.sources.source import FileSource
 from shardmill.sources.turns import ReadRules
 from shardmill.storage.files import InputFile, describe_difference, has_content, list_files
@@ -43,14 +40,9 @@ _Recorded: TypeAlias = dict[str, Any]  # a source or a file, as a manifest descr
 
 _MOST_FILES, _MOST_STORES = 3, 8  # in a message
 _RULES = tuple(one.name for one in fields(ReadRules))
-_OPTIONS = ("field", "on_bad", "split", "shape", *_RULES)
+_OPTIONS = ("field", "on_bad", "split", "ext", "shape", *_RULES)
 """Those facts of a source with which it is opened."""
 _HUB_OPTIONS = ("name", "config", "split", "field", "revision")
-_READERS: dict[str, Callable[..., Any]] = {
-    "jsonl": JsonlSource,
-    "parquet": ParquetSource,
-    "text": TextSource,
-}
 _NEXT = "name the input that the store was built from, with the options of its build"
 
 
@@ -78,6 +70,15 @@ def recorded_rules(recorded: Sequence[_Recorded]) -> dict[str, Any]:
     """How the files of the conversations of a store were read, for `open_chats`."""
     first = recorded[0] if recorded else {}
     return {key: first[key] for key in _RULES if first.get(key)}
+
+
+def recorded_reading(recorded: Sequence[_Recorded]) -> dict[str, Any]:
+    """How the files of the documents of a store were read, for `open_source`, where all were read
+    in one way: their kind, what parts them, and the endings of members."""
+    known = [one for one in recorded if one.get("kind") in FORMATS]
+    found = [{key: one[key] for key in ("kind", "split", "ext") if one.get(key)} for one in known]
+    is_same = len(known) == len(recorded) and all(one == found[0] for one in found)
+    return found[0] if found and is_same else {}
 
 
 def _hub_source(recorded: _Recorded) -> Source:
@@ -279,7 +280,7 @@ def _reopened(recorded: _Recorded, left: Iterator[InputFile]) -> AnySource:
         parts: list[Any] = [_reopened(part, left) for part in recorded["parts"]]
         return ConcatSource(parts, name=recorded["name"])
     files = tuple(replace(next(left), name=entry["file"]) for entry in _listed(recorded))
-    opened: Any = open_chats if recorded["kind"] == "chats" else _READERS[recorded["kind"]]
+    opened: Any = open_chats if recorded["kind"] == "chats" else FORMATS[recorded["kind"]][1]
     paths = [file.path for file in files]
     made: AnySource = opened(paths, name=recorded["name"], **_options(recorded)).of_files(files)
     return made

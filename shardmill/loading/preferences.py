@@ -234,6 +234,7 @@ class PreferenceSource(RowSource):
     def rows(self, items: npt.ArrayLike) -> PreferenceBatch:
         """These items as a batch; `item` holds their numbers."""
         numbers = item_numbers(items, len(self), self._unit)
+        more: dict[str, Any]
         if self._packed is None:
             # chosen first: items (n, 2) -> rows of all first columns, then of all second ones
             branches = self._items[numbers].T.reshape(-1)

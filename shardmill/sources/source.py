@@ -18,21 +18,28 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
 
+import pyarrow as pa
+
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import CuttableSource, DividedSource, Source
-from shardmill.records import JSON, Cursor, TextBatch
+from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources.batches import (
     BatchLimits,
     NamedSource,
     coalesce,
     fields_of,
     limited,
+    make_batch,
     name_of,
+    null_rows,
+    python_values,
     runs,
     stamp_of,
+    to_binary,
 )
 from shardmill.storage.files import (
+    Endings,
     InputFile,
     Where,
     check_unchanged,
@@ -120,6 +127,16 @@ class Format(FileReader, ABC):
     kind: ClassVar[str]  # stored in manifests
     endings: ClassVar[tuple[str, ...]]
 
+    @classmethod
+    def in_folder(cls) -> tuple[str, ...]:
+        """Endings of the files that are listed in a folder."""
+        return cls.endings
+
+    @classmethod
+    def of_folder(cls, files: tuple[InputFile, ...], /) -> tuple[InputFile, ...]:
+        """Those of the listed files that hold data."""
+        return files
+
     def settled(self, _files: Sequence[Any], _limits: BatchLimits, /) -> Self:
         """The same format with every choice made that takes a look at the files of a source."""
         return self
@@ -146,6 +163,108 @@ class Format(FileReader, ABC):
     ) -> RowLocation:
         """The row between two positions. `rows_before`: rows of the file before this range, if
         known."""
+
+
+class RowTable(NamedTuple):
+    """Neighbouring rows of a file as columns."""
+
+    rows: pa.RecordBatch  # the columns asked for that the file has (None: all), in file order
+    position: JSON  # after these rows
+    first_row: int | None  # number of the first row in the file (or range) as ids count them
+    bad: tuple[tuple[int, BadRowError], ...]
+    # rows of the batch that could not be decoded: index, why. A blank line, which is no row but is
+    # counted by ids, has the reason ""
+
+
+class TableFormat(RowFormat, Format):
+    """A format that gives rows as columns too, so that they can be filtered and joined. One column
+    as documents, and whole rows, follow from that."""
+
+    @property
+    def text_field(self) -> str | None:
+        """The column that holds the text, once it is settled."""
+        found: str | None = getattr(self, "field", None)
+        return found
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether rows are numbered from the start of a range; see `CuttableSource`."""
+        return False
+
+    @abstractmethod
+    def tables(
+        self, file: Any, position: JSON, limits: BatchLimits, columns: Sequence[str] | None, /
+    ) -> Iterator[RowTable]:
+        """Rows from `position` on (None: the start), in tables within the limits. Where tables end
+        depends on where they start and on the file alone."""
+
+    def schema_of(self, _file: Any, /) -> pa.Schema | None:
+        """The columns that a file says it has; None: only its rows show which."""
+        return None
+
+    def drop_of(self, file: Any, row: int, reason: str, /) -> Drop:
+        """The drop of a row, by its number as `RowTable` counts."""
+        return Drop(id=f"{file.name}:row {row}", reason=reason)
+
+    def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
+        assert self.text_field is not None
+        for rows, after, first, problems in self.tables(file, position, limits, [self.text_field]):
+            assert first is not None
+            texts, bad = to_binary(rows.column(0)), dict(problems)
+            drops = [
+                self.drop_of(file, first + row, bad[row].reason if row in bad else "no_text")
+                for row in null_rows(texts)
+            ]
+            if bad and getattr(self, "on_bad", "error") == "error":
+                row = min(bad)
+                raise bad_row(name_row(self, file, self.drop_of(file, first + row, "")), bad[row])
+            batch = make_batch(texts, cast(Cursor, after), drops=drops)
+            yield batch.replaced(num_rows=len(texts)) if self.counts_rows else batch
+
+    def rows(self, file: Any, position: JSON, limits: BatchLimits, /) -> Iterator[InputRow]:
+        """Whole rows. A position is that of the table before, and how many rows of it are done."""
+        start, skip = None, 0
+        if position is not None:
+            start, skip = fields_of(position, ("table", "rows"), file.name, counts=("rows",))
+        for table in self.tables(file, start, limits, None):
+            assert table.first_row is not None
+            num_rows, bad = table.rows.num_rows, dict(table.bad)
+            values, repaired = python_values(table.rows)
+            for row in range(skip, num_rows):
+                is_last = row + 1 == num_rows
+                after: JSON = {
+                    "table": table.position if is_last else start,
+                    "rows": 0 if is_last else row + 1,
+                }
+                named = self.drop_of(file, table.first_row + row, "")
+                value = bad.get(row, values[row])
+                num_passed = int(named.row is not None)
+                yield InputRow(value, named.id, after, row in repaired, named.row, num_passed)
+            start, skip = table.position, max(skip - num_rows, 0)
+        if skip:
+            raise SourceError(
+                f"{file.place}: the cursor is {skip:,} rows after the last one; resume with the "
+                "input the cursor came from"
+            )
+
+
+def name_row(format: FileReader, file: Any, drop: Drop) -> str:
+    """A row as a person finds it."""
+    before = format.rows_before(file) if drop.row is not None else 0
+    id = drop.numbered(before).id
+    if not isinstance(file, InputFile):
+        return f"hub dataset {id}"
+    return str(file.place).removesuffix(file.name) + id
+
+
+def bad_row(where: str, bad: BadRowError) -> SourceError:
+    """The error for a row that `on_bad` does not let pass."""
+    return SourceError(
+        f"{where}: {bad}; correct the row, name another {{field}}, or leave such rows out with "
+        "{on_bad}",
+        field=...,
+        on_bad="skip",
+    )
 
 
 def each_input(look: Callable[[Any, Any], _T], inputs: Sequence[tuple[Any, Any]]) -> list[_T]:
@@ -327,9 +446,15 @@ class FileSource(FileListSource):
     files: tuple[InputFile, ...]
 
     def __init__(
-        self, where: Where, format: Format, *, name: str | None, limits: BatchLimits
+        self,
+        where: Where,
+        format: Format,
+        *,
+        name: str | None,
+        limits: BatchLimits,
+        ext: Endings = None,
     ) -> None:
-        files = list_files(where, suffixes=format.endings)
+        files = format.of_folder(list_files(where, suffixes=format.in_folder(), ext=ext))
         super().__init__(files, format, name=name or name_of(where), limits=limits)
 
     @property

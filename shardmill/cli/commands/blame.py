@@ -15,7 +15,7 @@ from shardmill.cli.steps import Rank, TrainingOrder, find_moment
 from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
 from shardmill.inspect.blame import Blame, blame_document, blame_tokens
-from shardmill.inspect.inputs import AnySource, recorded_rules
+from shardmill.inspect.inputs import AnySource, recorded_reading, recorded_rules
 from shardmill.inspect.stores import open_named
 from shardmill.sources import open_chats, open_source
 from shardmill.store import Store, open_store
@@ -132,7 +132,7 @@ def _open_inputs(store: Store, options: BlameCommand) -> AnySource | None:
     given: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
     if store.is_chat:
         return open_chats(options.inputs, **recorded_rules(store.manifest.sources), **given)
-    return open_source(options.inputs, **given)
+    return open_source(options.inputs, **recorded_reading(store.manifest.sources), **given)
 
 
 def _lines(one: Blame) -> Iterator[str]:

@@ -32,6 +32,8 @@ from shardmill.errors import OptionError, StoreError
 from shardmill.sources import SHAPES
 from shardmill.tokenizers import open_tokenizer
 
+Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "tar", "zip", "text"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
@@ -41,6 +43,9 @@ class BuildOptions:
     out: Annotated[str, "Where the store goes: a folder, or s3://bucket/path."]
     tokenizer: TokenizerName
     name: Annotated[str | None, "Name of the data, recorded."] = None
+    ext: Annotated[
+        str | None, "Only files of these endings, or members of archives, as .c,.h; *: any."
+    ] = None
     on_bad: Annotated[
         Literal["error", "skip"] | None,
         "Rows that cannot be read: stop at the first, or skip and list them.",
@@ -86,10 +91,18 @@ class BuildCommand(BuildOptions):
     inputs: Annotated[
         list[str],
         "INPUTS",
-        "Folders, files or globs of .txt .md .jsonl .parquet, here or at a URL (s3://, gs://, "
-        "hf://); or a dataset, hub:owner/name.",
+        "Folders, files or globs of texts, source code, .jsonl .json .csv .tsv .parquet .arrow "
+        ".tar .zip, here or at a URL (s3://, gs://, hf://); or a dataset, hub:owner/name.",
     ]
     field: Field = None
+    kind: Annotated[
+        Kind | None, "How files are read, whatever they are called; text: each is one document."
+    ] = None
+    split_on: Annotated[
+        str | None,
+        "Parts text files: line, blank-line, or a regular expression that begins a document where "
+        "it matches the start of a line.",
+    ] = None
     val_tokens: Annotated[int, "How many tokens go to 'val', the first ones."] = 0
     max_tokens: Annotated[int | None, "Stop when 'train' has this many tokens."] = None
     seed: Annotated[
@@ -124,7 +137,10 @@ class BuildChatsCommand(BuildOptions):
     """
 
     inputs: Annotated[
-        list[str], "INPUTS", "Folders, files or globs of .jsonl .json .parquet, or hub:owner/name."
+        list[str],
+        "INPUTS",
+        "Folders, files or globs of .jsonl .json .csv .tsv .parquet .arrow .tar .zip, or "
+        "hub:owner/name.",
     ]
     template: Annotated[
         str,
@@ -251,7 +267,7 @@ def _plan(options: BuildCommand) -> BuildPlan:
 
     sizes = _sizes(options)
     work = workplace_at(options.out, options.scratch)
-    source = given("field", "on_bad", "seed", "val_tokens", "max_tokens")
+    source = given("field", "kind", "ext", "split_on", "on_bad", "seed", "val_tokens", "max_tokens")
     by_hash = hash_split(options.seed or 0, options.val_fraction, options.test_fraction)
     specials = {"eot": options.eot} if options.eot else None
     return plan_store(

@@ -34,7 +34,7 @@ from shardmill.sources.batches import (
 )
 from shardmill.sources.formats.lines import LineBlock, LineFormat
 from shardmill.sources.source import BadRowError, FileSource, InputRow, RowFormat
-from shardmill.storage.files import InputFile, Where, check_unchanged, list_files
+from shardmill.storage.files import Endings, InputFile, Where, check_unchanged, list_files
 
 Object: TypeAlias = dict[str, Any]
 OnBad: TypeAlias = Literal["error", "skip"]
@@ -143,7 +143,7 @@ def repaired(value: Any) -> Any:
     return value
 
 
-class _TextDecoder:
+class TextDecoder:
     """Reads one string field of each row."""
 
     def __init__(self, name: str) -> None:
@@ -154,10 +154,12 @@ class _TextDecoder:
             raise SourceError(f"field {name!r} is not valid Unicode; name another") from error
         self._parse = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         self._decoder: msgspec.json.Decoder[Any] | None = None
+        self._list_decoder: msgspec.json.Decoder[Any] | None = None
         member = ("text", str | None, msgspec.field(default=None, name=name))
         try:
             row: Any = msgspec.defstruct("Row", [member], gc=False)
             self._decoder = msgspec.json.Decoder(row)
+            self._list_decoder = msgspec.json.Decoder(list[row])
         except ValueError:
             pass  # a name that msgspec does not take: with quotes, backslashes, controls
 
@@ -171,6 +173,17 @@ class _TextDecoder:
         except _REFUSALS:
             return None
         return None if None in strings else strings
+
+    def decode_list(self, rows: Sequence[bytes]) -> list[str | None] | None:
+        """The texts of rows that each are one JSON value, null where there is none; None when a row
+        is not for msgspec."""
+        if self._list_decoder is None:
+            return None
+        try:
+            found = [row.text for row in self._list_decoder.decode(b"[%s]" % b",".join(rows))]
+        except _REFUSALS:
+            return None
+        return found if len(found) == len(rows) else None
 
     def decode_block(self, data: bytes) -> pa.LargeStringArray | None:
         """All rows by Arrow, without Python strings; None when a row is out of the ordinary.
@@ -261,7 +274,7 @@ class JsonlFormat(LineFormat, RowFormat):
 
     def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
         assert self.field is not None
-        decoder = _TextDecoder(self.field)
+        decoder = TextDecoder(self.field)
         for block in self.blocks(file, position, limits):
             batch = self._batch(decoder, block, file)
             if self.range is not None:
@@ -292,7 +305,7 @@ class JsonlFormat(LineFormat, RowFormat):
             if num_rows:
                 yield InputRow(None, file.name, self.position_after(block), num_rows=num_rows)
 
-    def _batch(self, decoder: _TextDecoder, block: LineBlock, file: InputFile) -> TextBatch:
+    def _batch(self, decoder: TextDecoder, block: LineBlock, file: InputFile) -> TextBatch:
         """The documents of a block; its drops have the line of the file or range."""
         after = self.position_after(block)
         if _is_regular(block):
@@ -306,9 +319,7 @@ class JsonlFormat(LineFormat, RowFormat):
                 return make_batch(texts, after, drops=drops)
         return self._batch_by_lines(decoder, block, file)
 
-    def _batch_by_lines(
-        self, decoder: _TextDecoder, block: LineBlock, file: InputFile
-    ) -> TextBatch:
+    def _batch_by_lines(self, decoder: TextDecoder, block: LineBlock, file: InputFile) -> TextBatch:
         found: list[str] = []
         drops: list[Drop] = []
         num_repaired = 0
@@ -366,12 +377,13 @@ class JsonlSource(FileSource):
         *,
         field: str | None = None,
         on_bad: OnBad = "error",
+        ext: Endings = None,
         name: str | None = None,
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
         check_on_bad(on_bad)
         format = JsonlFormat(field=field, on_bad=on_bad)
-        super().__init__(where, format, name=name, limits=limits)
+        super().__init__(where, format, ext=ext, name=name, limits=limits)
 
 
 def check_on_bad(on_bad: str) -> None:

@@ -38,7 +38,7 @@ from shardmill.sources.batches import (
 )
 from shardmill.sources.formats.jsonl import Object, own_id
 from shardmill.sources.source import FileSource, Format, InputRow, RowFormat, RowLocation
-from shardmill.storage.files import InputFile, Where, unreadable
+from shardmill.storage.files import Endings, InputFile, Where, unreadable
 from shardmill.storage.hub import HubFile, fetch_range
 from shardmill.storage.object_store import ObjectPath, open_object
 from shardmill.storage.ranges import BLOCK_BYTES, Range, RangedFile, blocks_of
@@ -336,10 +336,11 @@ class ParquetSource(FileSource):
         where: Where,
         *,
         field: str | None = None,
+        ext: Endings = None,
         name: str | None = None,
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
-        super().__init__(where, ParquetFormat(field=field), name=name, limits=limits)
+        super().__init__(where, ParquetFormat(field=field), ext=ext, name=name, limits=limits)
 
 
 RowGroups = tuple[tuple[int, int], ...]
