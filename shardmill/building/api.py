@@ -50,8 +50,10 @@ from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
 
 Inputs = str | Path | Sequence[str | Path]
 OnBad = Literal["error", "skip"]
+_MAPPING = ("fields", "join", "filter", "map", "strip_front_matter")
 _DOCUMENTS_ONLY = (
-    *("field", "val_tokens", "max_tokens", "dtype", "append_eot", "engine_check", "append"),
+    *("field", "fields", "join", "strip_front_matter"),
+    *("val_tokens", "max_tokens", "dtype", "append_eot", "engine_check", "append"),
 )
 _READ_RULES = (
     *("messages_field", "role_field", "content_field", "role_map", "split_think", "fan_out"),
@@ -87,8 +89,13 @@ def build(
     memory: int | None = None,
     run_on: RunOn = "local",
     ray_address: str | None = None,
+    filter: str | None = None,
+    map: str | Callable[[dict[str, Any]], Any] | None = None,
     # documents only
     field: str | None = None,
+    fields: Sequence[str] | None = None,
+    join: str | None = None,
+    strip_front_matter: bool = False,
     val_tokens: int = 0,
     max_tokens: int | None = None,
     dtype: Literal["uint16", "uint32"] | None = None,
@@ -128,8 +135,15 @@ def build(
     with `unit_bytes` of input at a time; with `run_on="ray"` they run on the Ray cluster at
     `ray_address`. How the work is divided never changes a byte.
 
-    Documents: or the first `val_tokens` tokens go to "val", and up to `max_tokens` to "train".
-    With `seed` the files are read in an order drawn from it. `append` adds new files to a finished
+    `filter` is an expression over the columns of a row, which is kept where it is true:
+    `lang == "en" and score > 0.6`. `map` names a function, "module:function", that workers import:
+    it takes a row as a dict, and gives the text (of conversations the row) or None, which leaves it
+    out.
+
+    Documents: `field` holds the text, or `fields`, joined by `join` (default: a blank line).
+    `strip_front_matter` leaves out the YAML or TOML block that a text begins with. The first
+    `val_tokens` tokens go to "val" (or a share, as above), and up to `max_tokens` to "train". With
+    `seed` the files are read in an order drawn from it. `append` adds new files to a finished
     store.
 
     Conversations: `shape` names the form of the records (default: found in the first one),
@@ -157,12 +171,12 @@ def build(
     if template is None:
         feed = open_feed(
             inputs,
-            field=field,
             on_bad=on_bad,
             seed=seed,
             val_tokens=val_tokens,
             max_tokens=max_tokens,
             by_hash=hash_split(seed or 0, val_fraction, test_fraction),
+            **{key: given[key] for key in ("field", *_MAPPING) if given[key] not in (None, False)},
         )
         source = feed.source
         split_rule = "all to train"
@@ -187,7 +201,7 @@ def build(
             **how,
         )
     else:
-        rules = {key: given[key] for key in _READ_RULES if given[key]}
+        rules = {key: given[key] for key in (*_READ_RULES, "filter", "map") if given[key]}
         source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error", **rules)
         options = {key: given[key] for key in _TEMPLATE_OPTIONS if given[key]}
         if fan_out and train_on == "all":
@@ -273,24 +287,23 @@ def pack(
 def open_feed(
     inputs: Inputs,
     *,
-    field: str | None = None,
     on_bad: OnBad | None = None,
     seed: int | None = None,
     val_tokens: int = 0,
     max_tokens: int | None = None,
     by_hash: HashSplit | None = None,
+    **columns: Any,
 ) -> Feed:
     """Documents, and the splits they fill: "val" first if `val_tokens` is given, then "train"; or
-    those that `by_hash` chooses. A `field` that no row has is refused, before a build would leave
-    out every row."""
+    those that `by_hash` chooses. `columns`: the options that say what of a row becomes a document.
+    A `field` that no row has is refused, before a build would leave out every row."""
     for key, limit in (("val_tokens", val_tokens), ("max_tokens", max_tokens or 0)):
         if limit < 0:
             raise OptionError(f"{{{key}}}: wanted 0 or more", **{key: limit})
-    given = {"field": field, "on_bad": on_bad}
-    options: dict[str, Any] = {key: value for key, value in given.items() if value}
+    options = columns if on_bad is None else {**columns, "on_bad": on_bad}
     source = open_source(inputs, seed=seed, **options)
-    if field is not None:
-        _check_field(source, field)
+    if list(columns) == ["field"]:  # a mapping looks for its columns itself
+        _check_field(source, columns["field"])
     if by_hash is not None and by_hash.fractions:
         if val_tokens or max_tokens is not None:
             key = "val_tokens" if val_tokens else "max_tokens"

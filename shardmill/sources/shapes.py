@@ -21,6 +21,7 @@ from shardmill.messages import MESSAGE_REASONS, Dropped
 from shardmill.records import Conversation, Drop
 from shardmill.sources.batches import unix_lines
 from shardmill.sources.formats.jsonl import Object, decode_value, kind_of
+from shardmill.sources.mapping import MAP_REASONS
 from shardmill.sources.message_trees import (
     OASST_REASONS,
     Message,
@@ -36,6 +37,7 @@ from shardmill.sources.turns import ReadRules, calls_in, tidied, with_split_thin
 CHAT_REASONS = (
     OASST_REASONS
     | MESSAGE_REASONS
+    | MAP_REASONS
     | {
         "bad_json": "not a JSON object, or nested too deep",
         "other_shape": "the keys are not those of the shape",

@@ -95,14 +95,17 @@ class SplitEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chat: ChatEntry | None  # of every split, or of none
 
 
-class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """read == kept + empty + over_budget + sum(dropped.values())"""
+class DocumentLedger(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """read == kept + empty + filtered + over_budget + sum(dropped.values())"""
 
     read: Count
     kept: Count
     empty: Count
     over_budget: Count
     dropped: dict[str, Count]  # reason -> rows
+    filtered: Count = 0  # rows for which the filter of a source was not true; not listed
 
 
 class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -484,11 +487,11 @@ def _ledger_problems(manifest: Manifest) -> Iterator[str]:
     chats = [split.chat for split in splits if split.chat is not None]
     dropped = sum(documents.dropped.values())
     listed = manifest.dropped.entries if manifest.dropped else 0
-    read = documents.kept + documents.empty + documents.over_budget + dropped
+    read = documents.kept + documents.empty + documents.filtered + documents.over_budget + dropped
     made, kept = tokens.encoded + tokens.separators, tokens.kept + tokens.over_budget
     stored = sum(split.documents for split in splits), sum(split.tokens for split in splits)
     sums = [
-        ("documents read", documents.read, "kept + empty + over budget + dropped", read),
+        ("documents read", documents.read, "kept + empty + filtered + over budget + dropped", read),
         ("tokens encoded + separators", made, "kept + over budget", kept),
         ("documents kept", documents.kept, "documents in all splits", stored[0]),
         ("tokens kept", tokens.kept, "tokens in all splits", stored[1]),

@@ -190,7 +190,8 @@ def _chat(chat: Any) -> dict[str, str]:
 def _ledger(ledger: Ledger) -> dict[str, str]:
     """Where everything went, one line for documents and one for tokens."""
     documents, tokens = ledger.documents, ledger.tokens
-    left_out = {"empty": documents.empty, "over budget": documents.over_budget, **documents.dropped}
+    left_out = {"empty": documents.empty, "filtered": documents.filtered}
+    left_out |= {"over budget": documents.over_budget, **documents.dropped}
     parts = "".join(f" + {count:,} {why}" for why, count in left_out.items() if count)
     rows = {
         "documents": f"{documents.read:,} read = {documents.kept:,} kept{parts}",
