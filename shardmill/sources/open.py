@@ -27,6 +27,7 @@ from shardmill.sources.formats.jsonl import JsonlFormat, JsonlSource, Object, On
 from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
 from shardmill.sources.formats.text import TextFormat, TextSource
 from shardmill.sources.hub import HubSource
+from shardmill.sources.mapping import OPTIONS as MAPPING_OPTIONS
 from shardmill.sources.mapping import RowMapping, take_mapping
 from shardmill.sources.shapes import ConversationShape, shape_of
 from shardmill.sources.source import BadRowError, ConcatSource, FileSource, Format, RowFormat
@@ -164,7 +165,8 @@ def _made(make: Callable[..., Source], where: str, options: dict[str, Any]) -> S
     try:
         signature.bind(where, **options)
     except TypeError as error:
-        known = [name for name in signature.parameters if name != "where"]
+        known = [name for name in signature.parameters if name not in ("where", "mapping")]
+        known += MAPPING_OPTIONS
         raise _not_for(str(Url(where)), options, known) from error
     return make(where, **options)
 

@@ -21,7 +21,7 @@ from shardmill.messages import MESSAGE_REASONS, Dropped
 from shardmill.records import Conversation, Drop
 from shardmill.sources.batches import unix_lines
 from shardmill.sources.formats.jsonl import Object, decode_value, kind_of
-from shardmill.sources.mapping import MAP_REASONS
+from shardmill.sources.functions import MAP_REASONS
 from shardmill.sources.message_trees import (
     OASST_REASONS,
     Message,

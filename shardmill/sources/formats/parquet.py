@@ -223,8 +223,13 @@ class ParquetFormat(TableFormat):
 
         def ahead(metadata: pq.FileMetaData) -> Iterator[Range]:
             for group in self._left(file, _row_edges(metadata), position)[0]:
-                for name in names:
-                    yield from map(_chunk_range, _chunks(metadata, group, name))
+                chunks = [chunk for name in names for chunk in _chunks(metadata, group, name)]
+                spans = [_chunk_range(chunk) for chunk in chunks]
+                whole = min(spans)[0], max(stop for _, stop in spans)
+                # Columns are read in turn. Going back and forth between the blocks of two of them
+                # would fetch blocks several times, so only the longest is fetched ahead.
+                longest = max(spans, key=lambda span: span[1] - span[0])
+                yield whole if whole[1] - whole[0] <= BLOCK_BYTES else longest
 
         with open_parquet(file, ahead) as parquet:
             metadata = parquet.metadata
