@@ -79,7 +79,7 @@ def imported(wanted: MapFunction) -> Callable[..., Any]:
     return function
 
 
-_sources_seen: dict[str, str] = {}  # sha256 by module, when it was first imported here
+_sources_seen: dict[str, str] = {}  # sha256 of source files, when first imported from here
 
 
 def _looked_up(module: str, name: str, folder: str) -> tuple[MapFunction, Callable[..., Any]]:
@@ -108,12 +108,14 @@ def _looked_up(module: str, name: str, folder: str) -> tuple[MapFunction, Callab
             "in a module that calls it",
             map=given,
         )
-    digest = hashlib.sha256(b"".join(Path(str(file)).read_bytes() for file in files)).hexdigest()
-    if _sources_seen.setdefault(given, digest) != digest:
+    sources = {str(file): Path(str(file)).read_bytes() for file in files}
+    seen = {file: hashlib.sha256(data).hexdigest() for file, data in sources.items()}
+    if any(_sources_seen.setdefault(file, seen[file]) != seen[file] for file in seen):
         raise OptionError(
             "{map}: its source changed since this process imported it; start the process again",
             map=given,
         )
+    digest = hashlib.sha256(b"".join(sources.values())).hexdigest()
     return MapFunction(module=module, name=name, sha256=digest, folder=folder), found
 
 
