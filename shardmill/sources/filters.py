@@ -57,9 +57,11 @@ class NotAnObject(NamedTuple):
 class MisfitError(Exception):
     """A value that an operation does not take. Only used inside this package."""
 
-    def __init__(self, problem: str, node: ast.AST, path: ColumnPath | None = None) -> None:
+    def __init__(self, problem: str, node: ast.AST, *values: _Value) -> None:
         super().__init__(problem)
-        self.node, self.path = node, path  # of the column at fault, where it is one
+        self.node = node
+        self.columns = [one.path for one in values if one.path is not None]
+        # a row in which one of these is null is not at fault
 
 
 @lru_cache(maxsize=64)
@@ -262,7 +264,7 @@ def _negative(value: _Value) -> _Value:
 
 def _need(value: _Value, kind: str, what: str, node: ast.AST) -> None:
     if value.kind not in (kind, "null"):
-        raise MisfitError(f"{_shown(value)}, but {what} takes a {kind}", node, value.path)
+        raise MisfitError(f"{_shown(value)}, but {what} takes a {kind}", node, value)
 
 
 _PLURALS = {
@@ -384,15 +386,15 @@ class _Evaluation:
             if one.path is not None and not is_pair:
                 what = f"{_PLURALS.get(other.kind, other.found)}"
                 problem = f"{_shown(one)}, and is compared with {what}"
-                raise MisfitError(problem, node, one.path)
+                raise MisfitError(problem, node, one, other)
             if one.kind in ("list", "other"):
-                raise MisfitError(f"{_shown(one)}, which cannot be compared", node, one.path)
+                raise MisfitError(f"{_shown(one)}, which cannot be compared", node, one)
         if "null" in (left.kind, right.kind):
             return _UNKNOWN.array
         if left.kind != right.kind:
-            raise MisfitError(f"a {left.kind} is compared with a {right.kind}", node)
+            raise MisfitError(f"a {left.kind} is compared with a {right.kind}", node, left, right)
         if left.kind == "boolean" and op not in (ast.Eq, ast.NotEq):
-            raise MisfitError("booleans have no order", node)
+            raise MisfitError("booleans have no order", node, left, right)
         return getattr(self._pc, _COMPARISONS[op])(*self._alike(left.array, right.array))
 
     def _membership(self, left: _Value, inside: ast.AST, node: ast.AST, *, is_in: bool) -> _Value:
@@ -401,7 +403,7 @@ class _Evaluation:
             return _UNKNOWN
         if left.kind != wanted.kind:
             what = f"which is looked for among {_PLURALS[wanted.kind]}"
-            raise MisfitError(f"{_shown(left)}, {what}", node, left.path)
+            raise MisfitError(f"{_shown(left)}, {what}", node, left)
         values, among = self._alike(left.array, wanted.array)
         if values.type == pa.float64():  # -0.0 is 0.0
             values, among = self._pc.add(values, 0.0), self._pc.add(among, 0.0)
@@ -424,7 +426,7 @@ class _Evaluation:
 
 def _refuse_no_object(value: _Value, node: ast.AST) -> None:
     if value.found.startswith(_NO_OBJECT):
-        raise MisfitError(_shown(value), node, value.path)
+        raise MisfitError(_shown(value), node, value)
 
 
 _NO_OBJECT = "no object: "
@@ -435,7 +437,7 @@ def _value_of(array: pa.Array, path: ColumnPath) -> _Value:
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
         return _value_of(array.dictionary_decode(), path)
-    if types.is_null(kind):
+    if array.null_count == len(array):
         return _Value("null", array, path)
     if types.is_boolean(kind):
         return _Value("boolean", array, path)
@@ -451,9 +453,9 @@ def _value_of(array: pa.Array, path: ColumnPath) -> _Value:
 
 
 # The kinds of Python values. An integer that no int64 holds is a uint64, else a float.
-_NULL, _BOOLEAN, _INTEGER, _UNSIGNED, _FLOAT, _STRING, _LIST, _OTHER = range(8)
+_NULL, _BOOLEAN, _INTEGER, _UNSIGNED, _FLOAT, _STRING, _LIST, _OTHER, _NOTHING_INSIDE = range(9)
 _CODES: dict[type, int] = {type(None): _NULL, bool: _BOOLEAN, float: _FLOAT, str: _STRING}
-_CODES |= {list: _LIST, Decimal: _FLOAT}
+_CODES |= {list: _LIST, Decimal: _FLOAT, NotAnObject: _NOTHING_INSIDE}
 
 
 def _code(value: object) -> int:
@@ -482,7 +484,7 @@ def _of_python(values: Sequence[Any], code: int, path: ColumnPath) -> _Value:
         return _Value("list", pa.array(bare, pa.list_(pa.null())), path)
     shown = pa.array([None if value is None else True for value in values], pa.bool_())
     first = next(value for value in values if value is not None)
-    if isinstance(first, NotAnObject):
+    if code == _NOTHING_INSIDE:
         found = f"{_NO_OBJECT}{first.kind}"
     else:
         found = "objects" if isinstance(first, dict) else f"{type(first).__name__} values"
@@ -506,23 +508,22 @@ def evaluate(
         for path, values in columns.items()
         if isinstance(values, list)
     }
-    for rows in _groups(list(codes.values()), num_rows):
+    pending = list(_groups(list(codes.values()), num_rows))
+    while pending:
+        rows = pending.pop()
         given = {
-            path: _value_of(_taken(values, rows, num_rows), path)
-            if path not in codes
-            else _of_python(
-                [values[row] for row in rows.tolist()], int(codes[path][rows].max(initial=0)), path
-            )
-            for path, values in columns.items()
+            path: _given(values, codes.get(path), rows, path) for path, values in columns.items()
         }
         try:
             value = _Evaluation(given).value(found.body)
             _need(value, "boolean", "a filter", found.body)
         except MisfitError as misfit:
-            if misfit.path is not None and misfit.path in codes:  # a null fits everywhere
-                is_filled = given[misfit.path].array.is_valid().to_numpy(zero_copy_only=False)
-                rows = rows[is_filled]
-            problems |= dict.fromkeys(rows.tolist(), str(misfit))
+            filled = [_is_filled(given[path].array) for path in misfit.columns]
+            at_fault = np.logical_and.reduce([np.ones(len(rows), np.bool_), *filled])
+            problems |= dict.fromkeys(rows[at_fault].tolist(), str(misfit))
+            # Nulls fit everywhere, so the other rows are judged without these.
+            parts = at_fault if at_fault.any() else filled[0]
+            pending += [part for part in (rows[~parts], rows[parts & ~at_fault]) if len(part)]
             continue
         if value.kind == "null":
             continue
@@ -533,8 +534,18 @@ def evaluate(
     return kept, problems
 
 
-def _taken(values: pa.Array, rows: IntArray, num_rows: int) -> pa.Array:
-    return values if len(rows) == num_rows else values.take(pa.array(rows))
+def _is_filled(values: pa.Array) -> Mask:
+    found: Mask = values.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _given(values: Values, codes: IntArray | None, rows: IntArray, path: ColumnPath) -> _Value:
+    """A column of some rows, in which its values have one kind."""
+    if codes is not None:
+        return _of_python(
+            [values[row] for row in rows.tolist()], int(codes[rows].max(initial=0)), path
+        )
+    return _value_of(values if len(rows) == len(values) else values.take(pa.array(rows)), path)
 
 
 def _groups(codes: Sequence[IntArray], num_rows: int) -> Iterable[IntArray]:
@@ -542,7 +553,7 @@ def _groups(codes: Sequence[IntArray], num_rows: int) -> Iterable[IntArray]:
     key = np.zeros(num_rows, np.int64)
     for found in codes:
         if len(np.unique(found[found != _NULL])) > 1:
-            key = key * (_OTHER + 1) + found
+            _, key = np.unique(key * (_NOTHING_INSIDE + 1) + found, return_inverse=True)
     if not key.any():
         return [np.arange(num_rows)]
     return [np.flatnonzero(key == one) for one in np.unique(key)]

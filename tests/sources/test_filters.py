@@ -358,10 +358,30 @@ def test_kinds_may_differ_in_a_column_that_a_filter_does_not_compare(tmp_path: P
     assert str(caught.value).startswith(
         f"{path}:5: the column 'score' holds strings (large_string), and is compared with numbers;"
     )
+    with pytest.raises(
+        SourceError, match="rows.jsonl:2: the column 'score.x' holds no object: a number"
+    ):
+        texts(path, filter="text != '0' and score.x is None")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
     assert texts(path, filter="score > 0.6") == ["0", "2", "3"]
     assert texts(path, filter=f"score == {2**63}") == ["2"]
     assert texts(path, filter="score < 1") == ["1"]
+
+
+@pytest.mark.parametrize("how", [{"field": "text"}, {"map": "tests.sources.row_functions:text"}])
+def test_a_row_with_a_null_is_judged_by_what_it_has(tmp_path: Path, how: Row) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows: list[Row] = [{"text": "0", "a": 1, "b": None}, {"text": "1", "b": "x"}, {"text": "2"}]
+    rows += [{"text": "3", "a": 2, "b": 2}, {"text": "4", "a": "y", "b": "y"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for num_documents in (1, 2, 10):
+        options = {**how, "limits": BatchLimits(num_documents=num_documents)}
+        assert texts(path, filter="a == b", **options) == ["3", "4"]
+        assert texts(path, filter="a == b or b is None", **options) == ["0", "2", "3", "4"]
+    with path.open("a") as file:
+        file.write('{"text": "5", "a": 5, "b": "z"}\n')
+    with pytest.raises(SourceError, match="jsonl:6: the column 'a' holds numbers"):
+        texts(path, filter="a == b", **how)
 
 
 def test_unsigned_numbers_are_exact(tmp_path: Path) -> None:
