@@ -358,7 +358,7 @@ def test_kinds_may_differ_in_a_column_that_a_filter_does_not_compare(tmp_path: P
     assert str(caught.value).startswith(
         f"{path}:5: the column 'score' holds strings (large_string), and is compared with numbers;"
     )
-    with pytest.raises(SourceError, match="jsonl:2: the column 'score[.]x' holds no object"):
+    with pytest.raises(SourceError, match=r"jsonl:2: the column 'score[.]x' holds"):
         texts(path, filter="text != '0' and score.x is None")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
     assert texts(path, filter="score > 0.6") == ["0", "2", "3"]
