@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from shardmill.errors import OptionError
 from shardmill.records import IntArray
-from shardmill.sources.batches import Mask, strings_to_arrow
+from shardmill.sources.batches import Mask, strings_to_arrow, to_binary
 
 ALLOWED = (
     "allowed are columns (score, meta.lang, col('odd name')), literals, and, or, not, "
@@ -446,10 +446,21 @@ def _value_of(array: pa.Array, path: ColumnPath) -> _Value:
     if types.is_floating(kind) or types.is_decimal(kind):
         return _Value("number", array.cast(pa.float64(), safe=False), path)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return _Value("string", array.cast(pa.large_string()), path)
+        return _Value("string", _repaired(array.cast(pa.large_string())), path)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _Value("list", array, path)
     return _Value("other", array, path, f"values of the type {kind}")
+
+
+def _repaired(texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    """With U+FFFD for bytes that are not UTF-8, as documents have it."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        found = to_binary(texts).to_pylist()
+        strings = [None if data is None else data.decode("utf-8", "replace") for data in found]
+        return pa.array(strings, pa.large_string())
+    return texts
 
 
 # The kinds of Python values. An integer that no int64 holds is a uint64, else a float.

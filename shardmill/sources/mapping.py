@@ -429,7 +429,10 @@ def _texts_of(
                 if not isinstance(value, str | None):
                     strange.setdefault(row, _not_a_string(name, value))
                     values[row] = None
-            column = strings_to_arrow(values)[0]
+            data = [
+                one if one is None else one.encode("utf-8", "surrogateescape") for one in values
+            ]
+            column = pa.array(data, pa.large_binary())
         columns.append(to_binary(column))
     texts = columns[0] if len(columns) == 1 else _joined(columns, join)
     if strange:

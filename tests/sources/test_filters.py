@@ -336,7 +336,7 @@ def test_everything_else_is_refused_with_what_is_allowed(text: str) -> None:
 def test_a_refusal_says_where() -> None:
     with pytest.raises(OptionError) as caught:
         parse_filter(" (\u00e9 == 'a' and\n foo(x))")
-    assert ": at character 18, 'foo(x)': not allowed here; allowed are" in str(caught.value)
+    assert ": at character 17, 'foo(x)': not allowed here; allowed are" in str(caught.value)
 
 
 def texts(where: Path, **options: Any) -> list[str]:
@@ -358,7 +358,7 @@ def test_kinds_may_differ_in_a_column_that_a_filter_does_not_compare(tmp_path: P
     assert str(caught.value).startswith(
         f"{path}:5: the column 'score' holds strings (large_string), and is compared with numbers;"
     )
-    with pytest.raises(SourceError, match=r"jsonl:2: the column 'score[.]x' holds"):
+    with pytest.raises(SourceError, match=r"jsonl:1: the column 'score[.]x' holds"):
         texts(path, filter="text != '0' and score.x is None")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
     assert texts(path, filter="score > 0.6") == ["0", "2", "3"]

@@ -144,15 +144,17 @@ def test_mapped_rows_keep_every_guarantee_of_a_source(
 
 
 ODD_CASE = RowCase(raw=b'{"a": [NaN], "text": "\xff"}', document="\ufffd", is_repaired=True)
+NUMBER = RowCase(raw=b'{"text": 5}', document=None, reason="not_a_string")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(
     cases=st.lists(json_lines(with_bad=True), max_size=8),
     limits=LIMITS,
     end=st.sampled_from([b"\n", b"\r\n", b"\n\n"]),
 )
 @example(cases=[ODD_CASE], limits=BatchLimits(), end=b"\n")
+@example(cases=[ODD_CASE, NUMBER], limits=BatchLimits(), end=b"\n")
 def test_odd_lines_are_read_as_they_are_without_a_mapping(
     folder: Path, cases: list[RowCase], limits: BatchLimits, end: bytes
 ) -> None:

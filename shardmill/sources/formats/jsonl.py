@@ -223,12 +223,14 @@ def holds_json(column: pa.Field) -> bool:
 
 
 def json_values(column: pa.Array) -> list[Any]:
-    """The values of such a column; None where a row has none."""
+    """The values of such a column; None where a row has none. A byte that is no UTF-8 becomes half
+    a surrogate pair, as Python has it."""
     found = column.to_pylist()
     try:
         return list(_ANYTHING.decode(b"[" + b",".join(one or b"null" for one in found) + b"]"))
-    except _REFUSALS:  # NaN and Infinity
-        return [None if one is None else json.loads(one) for one in found]
+    except _REFUSALS:  # such a byte, NaN or Infinity
+        texts = [None if one is None else one.decode("utf-8", "surrogateescape") for one in found]
+        return [None if text is None else json.loads(text) for text in texts]
 
 
 class _TableDecoder:
@@ -367,8 +369,8 @@ _ARROW_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
 def _as_json(value: Any) -> bytes:
     if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    return json.dumps(value, ensure_ascii=False).encode()
+        value = value.decode("utf-8", "surrogateescape")
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
 def _is_regular(block: LineBlock) -> bool:
