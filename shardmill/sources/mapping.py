@@ -57,6 +57,7 @@ FILTERED = "filtered"
 OPTIONS = ("fields", "join", "filter", "map", "strip_front_matter")
 
 _LOOK_ROWS = 1000  # at the start of the input, to know its columns
+_DAMAGE = "surrogateescape"  # how Python keeps bytes that are not UTF-8
 _FILTER_ROWS = 64  # whole rows that are filtered at a time: each time has a cost
 
 

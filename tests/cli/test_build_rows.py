@@ -171,6 +171,5 @@ def test_a_stream_takes_the_options_of_a_build(call):
     )
     pairs = [(batch.input_ids.ravel(), batch.labels.ravel()) for batch in stream]
     ids = [id for inputs, labels in pairs for id in (*inputs.tolist(), int(labels[-1]))]
-    assert (
-        bytes(id - 1 for id in ids if id > 0).decode().startswith("title 1title 6title 11title 16")
-    )
+    text = bytes(id - 1 for id in ids if id > 0).decode()  # without some first characters
+    assert re.findall("le ([0-9]+)", text)[:5] == ["1", "6", "11", "16", "21"]
