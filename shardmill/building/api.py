@@ -52,9 +52,10 @@ from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
 
 Inputs = str | Path | Sequence[str | Path]
 OnBad = Literal["error", "skip"]
+_MAPPING = ("fields", "join", "filter", "map", "strip_front_matter")
 _DOCUMENTS_ONLY = (
-    *("field", "kind", "split_on", "val_tokens", "max_tokens", "dtype", "append_eot"),
-    *("engine_check", "append"),
+    *("field", "fields", "join", "strip_front_matter", "kind", "split_on", "val_tokens"),
+    *("max_tokens", "dtype", "append_eot", "engine_check", "append"),
 )
 _READ_RULES = (
     *("messages_field", "role_field", "content_field", "role_map", "split_think", "fan_out"),
@@ -91,10 +92,15 @@ def build(
     memory: int | None = None,
     run_on: RunOn = "local",
     ray_address: str | None = None,
+    filter: str | None = None,
+    map: str | Callable[[dict[str, Any]], Any] | None = None,
     # documents only
     field: str | None = None,
     kind: str | None = None,
     split_on: str | None = None,
+    fields: Sequence[str] | None = None,
+    join: str | None = None,
+    strip_front_matter: bool = False,
     val_tokens: int = 0,
     max_tokens: int | None = None,
     dtype: Literal["uint16", "uint32"] | None = None,
@@ -135,10 +141,17 @@ def build(
     with `unit_bytes` of input at a time; with `run_on="ray"` they run on the Ray cluster at
     `ray_address`. How the work is divided never changes a byte.
 
+    `filter` is an expression over the columns of a row, which is kept where it is true:
+    `lang == "en" and score > 0.6`. `map` names a function, "module:function", that workers import:
+    it takes a row as a dict, and gives the text (of conversations the row) or None, which leaves it
+    out.
+
     Documents: `kind` says how files are read ("text": each as one text, whatever it is called), and
-    `split_on` parts text files ("line", "blank-line", or a regular expression). The first
-    `val_tokens` tokens go to "val", and up to `max_tokens` to "train". With `seed` the files are
-    read in an order drawn from it. `append` adds new files to a finished store.
+    `split_on` parts text files ("line", "blank-line", or a regular expression). `field` holds the
+    text, or `fields`, joined by `join` (default: a blank line). `strip_front_matter` leaves out the
+    YAML or TOML block that a text begins with. The first `val_tokens` tokens go to "val" (or a
+    share, as above), and up to `max_tokens` to "train". With `seed` the files are read in an order
+    drawn from it. `append` adds new files to a finished store.
 
     Conversations: `shape` names the form of the records (default: found in the first one),
     `messages_field` their column of turns, `role_field` and `content_field` the keys of a turn, and
@@ -165,7 +178,6 @@ def build(
     if template is None:
         feed = open_feed(
             inputs,
-            field=field,
             kind=kind,
             ext=ext,
             split_on=split_on,
@@ -174,6 +186,7 @@ def build(
             val_tokens=val_tokens,
             max_tokens=max_tokens,
             by_hash=hash_split(seed or 0, val_fraction, test_fraction),
+            **{key: given[key] for key in ("field", *_MAPPING) if given[key] not in (None, False)},
         )
         source = feed.source
         split_rule = "all to train"
@@ -198,7 +211,7 @@ def build(
             **how,
         )
     else:
-        rules = {key: given[key] for key in _READ_RULES if given[key]}
+        rules = {key: given[key] for key in (*_READ_RULES, "filter", "map") if given[key]}
         source = open_chats(
             inputs, shape=shape, name=name, ext=ext, on_bad=on_bad or "error", **rules
         )
@@ -287,7 +300,6 @@ def pack(
 def open_feed(
     inputs: Inputs,
     *,
-    field: str | None = None,
     kind: str | None = None,
     ext: Endings = None,
     split_on: str | None = None,
@@ -296,18 +308,19 @@ def open_feed(
     val_tokens: int = 0,
     max_tokens: int | None = None,
     by_hash: HashSplit | None = None,
+    **columns: Any,
 ) -> Feed:
     """Documents, and the splits they fill: "val" first if `val_tokens` is given, then "train"; or
-    those that `by_hash` chooses. A `field` that no row has is refused, before a build would leave
-    out every row."""
+    those that `by_hash` chooses. `columns`: the options that say what of a row becomes a document.
+    A `field` that no row has is refused, before a build would leave out every row."""
     for key, limit in (("val_tokens", val_tokens), ("max_tokens", max_tokens or 0)):
         if limit < 0:
             raise OptionError(f"{{{key}}}: wanted 0 or more", **{key: limit})
-    given = {"field": field, "on_bad": on_bad, "kind": kind, "ext": ext, "split": split_on}
-    options: dict[str, Any] = {key: value for key, value in given.items() if value}
+    given = {"on_bad": on_bad, "kind": kind, "ext": ext, "split": split_on}
+    options = columns | {key: value for key, value in given.items() if value}
     source = open_source(inputs, seed=seed, **options)
-    if field is not None:
-        _check_field(source, field)
+    if list(columns) == ["field"]:  # a mapping looks for its columns itself
+        _check_field(source, columns["field"])
     if by_hash is not None and by_hash.fractions:
         if val_tokens or max_tokens is not None:
             key = "val_tokens" if val_tokens else "max_tokens"

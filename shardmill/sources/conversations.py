@@ -35,6 +35,7 @@ from shardmill.sources.fan_out import fanned_out
 from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
 from shardmill.sources.formats.parquet import ParquetFormat, without_nulls
 from shardmill.sources.hub import hub_rows, stored_rows
+from shardmill.sources.mapping import FILTERED, RowMapping
 from shardmill.sources.message_trees import TreeRow, threads
 from shardmill.sources.shapes import (
     ConversationShape,
@@ -46,10 +47,12 @@ from shardmill.sources.shapes import (
 from shardmill.sources.source import (
     BadRowError,
     InputRow,
+    LeftOutError,
     RowFormat,
     SourcePieces,
     cut_inputs,
     each_input,
+    name_row,
 )
 from shardmill.sources.turns import ReadRules, kinds_of, missing_options, renamed
 from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
@@ -61,6 +64,7 @@ MAX_HELD_BYTES = 512 * 2**20
 """Of text, when the rows of a tree are not together."""
 _LOOK_ROWS, _LOOK_BYTES = 20, 2**16
 """Of the start of the input, to see which options are missing."""
+_FILTERED_ROW = Drop(id="", reason=FILTERED)  # counted, never listed
 _TURN_OPTIONS = dict.fromkeys(("messages_field", "role_field", "content_field", "role_map"), ...)
 
 
@@ -84,11 +88,7 @@ class ChatInput(NamedTuple):
 
     def where(self, row: InputRow) -> str:
         """A row as a person finds it."""
-        before = self.format.rows_before(self.file) if row.row is not None else 0
-        id = Drop(id=row.id, reason="", row=row.row).numbered(before).id
-        if not isinstance(self.file, InputFile):
-            return f"hub dataset {id}"
-        return str(self.file.place).removesuffix(self.file.name) + id
+        return name_row(self.format, self.file, Drop(id=row.id, reason="", row=row.row))
 
     def rows(self, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
         check_unchanged(self.file)
@@ -128,12 +128,17 @@ def batched(
     sized = ((one, text_bytes(one.item), one.item is not None) for one in found)
     for held in grouped(sized, limits):
         conversations = [one for one in held if isinstance(one.item, Conversation)]
-        drops = tuple(one.item for one in held if isinstance(one.item, Drop))
-        num_repaired = sum(one.repaired for one in conversations)
+        drops = tuple(
+            one.item for one in held if isinstance(one.item, Drop) and one.item is not _FILTERED_ROW
+        )
+        counts = {
+            "invalid_utf8": sum(one.repaired for one in conversations),
+            FILTERED: sum(one.item is _FILTERED_ROW for one in held),
+        }
         yield ConversationBatch(
             conversations=tuple(cast(Conversation, one.item) for one in conversations),
-            num_read=len(conversations) + len(drops),
-            counts={"invalid_utf8": num_repaired} if num_repaired else {},
+            num_read=len(conversations) + len(drops) + counts[FILTERED],
+            counts={name: count for name, count in counts.items() if count},
             drops=drops,
             num_rows=sum(one.num_rows for one in held),
             cursor=to_json(held[-1].end),
@@ -263,10 +268,12 @@ class ChatSource(NamedSource):
         rules: ReadRules | None = None,
         on_bad: OnBad = "error",
         limits: BatchLimits = DEFAULT_LIMITS,
+        mapping: RowMapping | None = None,
     ) -> None:
         check_on_bad(on_bad)
         super().__init__(name, limits)
         self._inputs = tuple(inputs)
+        self._mapping = mapping
         self._named = None if shape is None else shape_named(shape)
         self._rules = rules or ReadRules()
         self._is_renamed = bool(self._rules.names)
@@ -290,6 +297,7 @@ class ChatSource(NamedSource):
                 "shape_is_named": self._named is not None,  # a found shape is stricter
                 "on_bad": self._on_bad,
                 **self._rules.described(),
+                **({} if self._mapping is None else self._mapping.described()),
                 "inputs": [
                     _part(next(prints) if isinstance(file, InputFile) else file.describe(), format)
                     for file, format in self._inputs
@@ -385,8 +393,13 @@ class ChatSource(NamedSource):
     def _rows(self, start: ChatCursor) -> Iterator[tuple[int, InputRow]]:
         """Every row after a cursor, with the number of its input."""
         position = start.position
+        mapping = self._mapping
         for number in range(start.input, len(self._inputs)):
-            for row in self._inputs[number].rows(position, self.limits):
+            entry = self._inputs[number]
+            rows = entry.rows(position, self.limits)
+            if mapping is not None:
+                rows = mapping.applied(rows, entry.where, dict)
+            for row in rows:
                 yield number, row
             position = None
 
@@ -405,6 +418,9 @@ class ChatSource(NamedSource):
 
     def _look(self) -> None:
         """Find the shape in the first row that can be read, and what the first rows lack."""
+        if self._mapping is not None and self._mapping.filter is not None:
+            found = (row for entry in self._inputs for row in entry.rows(None, self.limits))
+            self._mapping.check_columns(None, found, f"source {self.name!r}")
         rows = self._rows(ChatCursor(0, None))
         first: list[tuple[int, InputRow]] = []
         if self._named is None:
@@ -539,7 +555,9 @@ class ChatSource(NamedSource):
         return found
 
     def _drop(self, number: int, row: InputRow, bad: BadRowError) -> Drop:
-        if self._on_bad == "skip":
+        if bad.reason == FILTERED:
+            return _FILTERED_ROW
+        if self._on_bad == "skip" or isinstance(bad, LeftOutError):
             return Drop(id=row.id, reason=bad.reason, row=row.row)
         where = self._inputs[number].where(row)
         keys = f"; its keys: {kinds_of(row.value)}" if isinstance(row.value, dict) else ""

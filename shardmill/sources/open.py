@@ -31,6 +31,8 @@ from shardmill.sources.formats.jsonl import JsonlFormat, JsonlSource, Object, On
 from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
 from shardmill.sources.formats.text import TextFormat, TextSource
 from shardmill.sources.hub import HubSource
+from shardmill.sources.mapping import OPTIONS as MAPPING_OPTIONS
+from shardmill.sources.mapping import RowMapping, take_mapping
 from shardmill.sources.shapes import ConversationShape, shape_of
 from shardmill.sources.source import BadRowError, ConcatSource, FileSource, Format, RowFormat
 from shardmill.sources.turns import TURN_COLUMNS, ReadRules, renamed
@@ -83,13 +85,15 @@ def open_source(
     **options: Any,
 ) -> Source:
     """Open one source, or several as one source that reads them in order. `options` are those of
-    its kind.
+    its kind, and what becomes of a row: `fields` and `join`, `filter`, `map`, `strip_front_matter`
+    (docs/sources.md).
 
     A path that exists is a file or folder, whatever its name looks like. Files come in the order of
     their names. With a `seed` the files of all inputs come in an order that depends only on the
     seed and their names; inside a file nothing moves.
     """
-    parts = [_open_one(part, kind, options) for part in _named(spec)]
+    mapping, options = take_mapping(options)
+    parts = [_open_one(part, kind, options, mapping) for part in _named(spec)]
     places = [file.place for part in parts if isinstance(part, FileSource) for file in part.files]
     if len(set(places)) < len(places):
         twice, _ = Counter(places).most_common(1)[0]
@@ -117,11 +121,15 @@ def is_hub_dataset(where: str) -> bool:
     return where.startswith(_HUB) or len(where.removeprefix(_HF).rstrip("/").split("/")) <= 3
 
 
-def _open_one(where: str, kind: str | None, options: dict[str, Any]) -> Source:
+def _open_one(
+    where: str, kind: str | None, options: dict[str, Any], mapping: RowMapping | None
+) -> Source:
     if is_hub_dataset(where):
         if kind not in (None, "hub"):
             raise OptionError(f"{where} is a hub dataset, but {{kind}} was given", kind=kind)
         dataset, options = _hub_dataset(where, options)
+        if mapping is not None:
+            options = {**_without_on_bad(options, mapping), "mapping": mapping}
         return _made(HubSource, dataset, options)
     ext = options.get("ext")
     if kind is None:
@@ -130,7 +138,20 @@ def _open_one(where: str, kind: str | None, options: dict[str, Any]) -> Source:
         raise OptionError(f"{{kind}}: wanted one of {', '.join(FORMATS)}", kind=kind)
     elif kind == "text" and ext is None:
         options = {**options, "ext": "*"}
-    return _made(FORMATS[kind][1], where, options)
+    make = FORMATS[kind][1]
+    if mapping is None:
+        return _made(make, where, options)
+    if "on_bad" not in inspect.signature(make).parameters:
+        options = _without_on_bad(options, mapping)
+    source = _made(make, where, options)
+    assert isinstance(source, FileSource), "kinds of files are files"
+    return source.mapped(mapping)
+
+
+def _without_on_bad(options: dict[str, Any], mapping: RowMapping) -> dict[str, Any]:
+    """Without an option that is for the function of the mapping alone."""
+    names = ("on_bad",) if mapping.map is not None else ()
+    return {name: value for name, value in options.items() if name not in names}
 
 
 def _hub_dataset(where: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -159,7 +180,8 @@ def _made(make: Callable[..., Source], where: str, options: dict[str, Any]) -> S
     try:
         signature.bind(where, **options)
     except TypeError as error:
-        known = [name for name in signature.parameters if name != "where"]
+        known = [name for name in signature.parameters if name not in ("where", "mapping")]
+        known += MAPPING_OPTIONS
         raise _not_for(str(Url(where)), options, known) from error
     return make(where, **options)
 
@@ -259,20 +281,22 @@ def open_chats(
     """Open conversations. `shape`: one of `SHAPES`; None: that of the first row.
 
     Further options: those of `ReadRules` (lang= and skip_deleted= of the oasst shapes; for all
-    others messages_field=, role_field=, content_field=, role_map= and split_think=); for hub
-    datasets those of `HubOptions`. A path that exists is a file or folder, whatever its name looks
-    like. Files of several formats may be in one folder; `ext` chooses endings. Files are listed at
-    the call, and read (for the shape) on first use. Their names in ids and cursors are relative to
-    what all files have in common.
+    others messages_field=, role_field=, content_field=, role_map= and split_think=); filter= and
+    map= (docs/sources.md); for hub datasets those of `HubOptions`. A path that exists is a file or
+    folder, whatever its name looks like. Files of several formats may be in one folder; `ext`
+    chooses endings. Files are listed at the call, and read (for the shape) on first use. Their
+    names in ids and cursors are relative to what all files have in common.
     """
     parts = _named(where)
     hubs = [part for part in parts if is_hub_dataset(part)]
-    known = _RULES + (_HUB_OPTIONS if hubs else [])
+    known = [*_RULES, "filter", "map", *(_HUB_OPTIONS if hubs else [])]
     if not set(options) <= set(known):
         raise _not_for(
             str(Url(parts[0])), options, ["shape", "name", "on_bad", "ext", "limits", *known]
         )
     rules = ReadRules(**{key: options.pop(key) for key in _RULES if key in options})
+    mapping, options = take_mapping({**options, "on_bad": on_bad})
+    del options["on_bad"]
     files = iter(_files_of([part for part in parts if part not in hubs], ext))
     inputs: list[ChatInput] = []
     for part in parts:
@@ -281,7 +305,13 @@ def open_chats(
         else:
             inputs += [ChatInput(file, _row_format(file, rules)) for file in next(files)]
     return ChatSource(
-        inputs, name=name or name_of(where), shape=shape, rules=rules, on_bad=on_bad, limits=limits
+        inputs,
+        name=name or name_of(where),
+        shape=shape,
+        rules=rules,
+        on_bad=on_bad,
+        limits=limits,
+        mapping=mapping,
     )
 
 

@@ -31,6 +31,7 @@ from shardmill.sources.columns import (
     with_system,
 )
 from shardmill.sources.formats.jsonl import Object, kind_of
+from shardmill.sources.functions import MAP_REASONS
 from shardmill.sources.message_trees import (
     OASST_REASONS,
     Message,
@@ -54,6 +55,7 @@ CHAT_REASONS = (
     OASST_REASONS
     | MESSAGE_REASONS
     | PREFERENCE_REASONS
+    | MAP_REASONS
     | {
         "bad_json": "not a JSON object, or nested too deep",
         "other_shape": "the keys are not those of the shape",

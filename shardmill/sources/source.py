@@ -14,9 +14,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 import pyarrow as pa
 
@@ -49,6 +60,9 @@ from shardmill.storage.files import (
 )
 from shardmill.storage.hub import HubFile
 
+if TYPE_CHECKING:
+    from shardmill.sources.mapping import RowMapping
+
 _T = TypeVar("_T")
 _Reader = TypeVar("_Reader", bound="FileReader")
 _LOOK_THREADS = 8
@@ -64,10 +78,15 @@ class BadRowError(Exception):
         self.reason = reason
 
 
+class LeftOutError(BadRowError):
+    """Why a row is left out on purpose, whatever is said about bad rows."""
+
+
 class InputRow(NamedTuple):
     """One whole row of a file or dataset."""
 
-    value: dict[str, Any] | BadRowError | None  # None: only rows that were passed, none to read
+    value: Any  # a dict; BadRowError; None: only rows that were passed, none to read. What a user's
+    # function makes of a row may be a string
     id: str  # "chats.jsonl:17", as its drop is named
     position: JSON | Callable[[], JSON]  # after this row; a function where it is costly to make
     repaired: bool = False  # whether something in it was not text and was replaced
@@ -346,6 +365,7 @@ class FileListSource(NamedSource, ABC):
 
     _is_settled = False
     _description: dict[str, JSON] | None = None
+    _mapping: RowMapping | None = None
 
     def __init__(
         self, files: tuple[Any, ...], format: Format, *, name: str, limits: BatchLimits
@@ -365,10 +385,29 @@ class FileListSource(NamedSource, ABC):
         source._description = None
         return source
 
+    def mapped(self, mapping: RowMapping) -> Self:
+        """The same source, whose rows become documents as `mapping` says."""
+        if mapping.takes_rows and not isinstance(self._format, TableFormat):
+            given = [name for name in mapping.described() if name in ("fields", "filter", "map")]
+            raise OptionError(
+                f"source {self.name!r}: {', '.join(f'{{{name}}}' for name in given)}: is for rows "
+                "with columns, and this input has none; leave it out",
+                **dict.fromkeys(given, ...),
+            )
+        source = copy(self)
+        on_bad = getattr(self._format, "on_bad", mapping.on_bad)
+        source._mapping = replace(mapping, on_bad=on_bad)
+        source._description, source._is_settled = None, False
+        return source
+
     def _settled(self) -> Format:
         """The format, after one look at files where that is needed."""
         if not self._is_settled:
-            self._format = self._format.settled(self.files, self.limits)
+            mapping = self._mapping
+            if mapping is None or not mapping.picks_text:
+                self._format = self._format.settled(self.files, self.limits)
+            if mapping is not None and isinstance(self._format, TableFormat):
+                mapping.check_files(self._format, self.files, self.limits)
             self._is_settled = True
         return self._format
 
@@ -429,7 +468,8 @@ class FileListSource(NamedSource, ABC):
         format = self._settled()
         for file in self.files[first:]:
             check_unchanged(file)
-            for batch in format.read(file, position, self.limits):
+            read = format.read if self._mapping is None else partial(self._mapping.read, format)
+            for batch in read(file, position, self.limits):
                 cursor: Cursor = {"file": _name_in_cursor(file), "position": batch.cursor}
                 yield batch.replaced(cursor=cursor)
             check_unchanged(file)
@@ -469,7 +509,8 @@ class FileSource(FileListSource):
     @property
     def settings(self) -> dict[str, JSON]:
         """How the files are read: their kind, and every option that changes the documents."""
-        return {"kind": self._format.kind, **self._settled().options()}
+        mapped = {} if self._mapping is None else self._mapping.described()
+        return {"kind": self._format.kind, **self._settled().options(), **mapped}
 
     def describe(self) -> dict[str, JSON]:
         """Reads the files once (their ends, when large) to fingerprint them; then remembers."""

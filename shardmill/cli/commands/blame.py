@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from shardmill.building.api import open_template, recorded_template
 from shardmill.cli.options import Special, parse_special
@@ -48,6 +48,7 @@ class BlameCommand(TrainingOrder):
     ] = None
     field: Annotated[str | None, "As the build had it."] = None
     on_bad: Annotated[Literal["error", "skip"] | None, "As the build had it."] = None
+    map: Annotated[str | None, "The --map of the build, if it had one: it is run again."] = None
     file_seed: Annotated[int | None, "The --seed of the build, if it had one."] = None
     shape: Annotated[str | None, "Of chats, as the build had it."] = None
     template: Annotated[str | None, "Of chats. Default: the one that the store records."] = None
@@ -129,10 +130,11 @@ def _open_inputs(store: Store, options: BlameCommand) -> AnySource | None:
         "seed": options.file_seed,
         "shape": options.shape,
     }
-    given: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
-    if store.is_chat:
-        return open_chats(options.inputs, **recorded_rules(store.manifest.sources), **given)
-    return open_source(options.inputs, **recorded_reading(store.manifest.sources), **given)
+    given = recorded_rules(store.manifest.sources, options.map)
+    if not store.is_chat:
+        given |= recorded_reading(store.manifest.sources)
+    given |= {key: value for key, value in wanted.items() if value is not None}
+    return (open_chats if store.is_chat else open_source)(options.inputs, **given)
 
 
 def _lines(one: Blame) -> Iterator[str]:

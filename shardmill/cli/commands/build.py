@@ -18,10 +18,16 @@ from shardmill.chat import KNOWN_TEMPLATES
 from shardmill.cli.options import (
     AsJson,
     Field,
+    Fields,
+    Filter,
+    Join,
+    Map,
     RoleMap,
     Special,
     TokenizerName,
     parse_bytes,
+    parse_fields,
+    parse_join,
     parse_role_map,
     parse_special,
     parse_template_vars,
@@ -50,6 +56,8 @@ class BuildOptions:
         Literal["error", "skip"] | None,
         "Rows that cannot be read: stop at the first, or skip and list them.",
     ] = None
+    filter: Filter = None
+    map: Map = None
     shard_bytes: Annotated[str, "Size of a shard, e.g. 128MiB."] = "128MiB"
     engine: Annotated[Literal["auto", "fast", "reference"], "How text is encoded."] = "auto"
     resume: Annotated[bool, "Continue an unfinished build."] = False
@@ -103,6 +111,11 @@ class BuildCommand(BuildOptions):
         "Parts text files: line, blank-line, or a regular expression that begins a document where "
         "it matches the start of a line.",
     ] = None
+    fields: Fields = None
+    join: Join = None
+    strip_front_matter: Annotated[
+        bool, "Leave out the YAML or TOML block that a text begins with."
+    ] = False
     val_tokens: Annotated[int, "How many tokens go to 'val', the first ones."] = 0
     max_tokens: Annotated[int | None, "Stop when 'train' has this many tokens."] = None
     seed: Annotated[
@@ -121,7 +134,7 @@ class BuildCommand(BuildOptions):
         if self.dry_run:
             plan = _plan(self)
             return Answer(plan.to_json(), _plan_lines(plan))
-        return _run_build(self)
+        return _run_build(self, fields=parse_fields(self.fields), join=parse_join(self.join))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +227,8 @@ def _receipt(options: BuildOptions, done: BuildReport) -> str:
     where = done.url or Path(options.out)
     if ledger.chat is None:
         shards = sum(len(split.shards) for split in done.manifest.splits.values())
-        empty = {"empty": documents.empty} if documents.empty else {}
-        reasons = {**empty, **documents.dropped}
+        unlisted = {"empty": documents.empty, "filtered": documents.filtered}
+        reasons = {name: count for name, count in unlisted.items() if count} | documents.dropped
         why = f" ({_counts(reasons)})" if reasons else ""
         text = (
             f"{where}: {documents.kept:,} documents, {ledger.tokens.kept:,} tokens, "
@@ -224,10 +237,12 @@ def _receipt(options: BuildOptions, done: BuildReport) -> str:
         )
     else:
         what = "records of preferences" if done.manifest.version == 3 else "conversations"
+        filtered = {"filtered": documents.filtered} if documents.filtered else {}
+        reasons = filtered | documents.dropped
         text = (
             f"{where}: {documents.kept:,} {what}, {ledger.chat.turns:,} turns, "
             f"{ledger.tokens.kept:,} tokens, {ledger.chat.trained_tokens:,} trained; "
-            f"left out: {_counts(documents.dropped) or 'none'}"
+            f"left out: {_counts(reasons) or 'none'}"
         )
     if ledger.repaired:
         text += f"; repaired: {_counts(ledger.repaired)}"
@@ -267,7 +282,10 @@ def _plan(options: BuildCommand) -> BuildPlan:
 
     sizes = _sizes(options)
     work = workplace_at(options.out, options.scratch)
-    source = given("field", "kind", "ext", "split_on", "on_bad", "seed", "val_tokens", "max_tokens")
+    source = given("kind", "ext", "split_on", "on_bad", "seed", "val_tokens", "max_tokens")
+    columns = given("field", "filter", "map", "strip_front_matter")
+    columns |= {"fields": parse_fields(options.fields), "join": parse_join(options.join)}
+    source |= {key: value for key, value in columns.items() if value not in (None, False)}
     by_hash = hash_split(options.seed or 0, options.val_fraction, options.test_fraction)
     specials = {"eot": options.eot} if options.eot else None
     return plan_store(

@@ -323,7 +323,7 @@ class DocumentStream:
             read = replace(
                 read,
                 empty=read.empty + batch.counts.get("empty", 0),
-                dropped=read.dropped + len(batch.drops),
+                dropped=read.dropped + len(batch.drops) + batch.counts.get("filtered", 0),
                 repaired=read.repaired + batch.counts.get("invalid_utf8", 0),
             )
         self._at = replace(
