@@ -211,7 +211,8 @@ def build(
             **how,
         )
     else:
-        rules = {key: given[key] for key in (*_READ_RULES, "filter", "map") if given[key]}
+        rules = {key: given[key] for key in _READ_RULES if given[key]}
+        rules |= {key: given[key] for key in ("filter", "map") if given[key] is not None}
         source = open_chats(
             inputs, shape=shape, name=name, ext=ext, on_bad=on_bad or "error", **rules
         )

@@ -552,7 +552,8 @@ def _is_filled(values: pa.Array) -> Mask:
 
 def _given(values: Values, codes: IntArray | None, rows: IntArray, path: ColumnPath) -> _Value:
     """A column of some rows, in which its values have one kind."""
-    if codes is not None:
+    if isinstance(values, list):
+        assert codes is not None
         return _of_python(
             [values[row] for row in rows.tolist()], int(codes[rows].max(initial=0)), path
         )
