@@ -25,10 +25,11 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
+import numpy as np
 import pyarrow as pa
 
 from shardmill.errors import SourceError
@@ -39,7 +40,6 @@ from shardmill.sources.batches import (
     counts_of,
     grouped,
     make_batch,
-    runs,
     strings_to_arrow,
     too_large,
     utf8_bytes,
@@ -388,7 +388,7 @@ class ZipFormat(ArchiveFormat):
     endings = (".zip",)
 
     range: Range | None = None  # only these members of the directory, half-open; None: all
-    range_bytes: int = 0  # that these members take in the archive
+    range_bytes: int = 0  # of text in these members
 
     @property
     def range_name(self) -> str:
@@ -399,31 +399,43 @@ class ZipFormat(ArchiveFormat):
         return {**super().options(), **ranged}
 
     def size_hint(self, file: InputFile) -> int:
-        return file.num_bytes if self.range is None else self.range_bytes
+        """Of the members that are read, before compression."""
+        if self.range is not None:
+            return self.range_bytes
+        with _open_zip(file) as archive:
+            return sum(map(self._size, archive.infolist()))
 
     def bytes_before(self, file: InputFile, position: JSON, /) -> int:
         (done,) = counts_of(position, ("members",), file.name)
         first = 0 if self.range is None else self.range[0]
         with _open_zip(file) as archive:
-            return sum(info.compress_size for info in archive.infolist()[first:done])
+            return sum(map(self._size, archive.infolist()[first:done]))
 
     def split(self, file: InputFile, num_bytes: int | None, /) -> Sequence[Self]:
-        """Runs of samples, by the compressed size of their members; reads the directory."""
-        if self.range is not None or (num_bytes is not None and file.num_bytes <= num_bytes):
+        """Runs of samples, by the size of their members; reads the directory, as each piece does,
+        which is why they are few."""
+        if self.range is not None:
             return (self,)
         with _open_zip(file) as archive:
-            pairs = [(_key_and_ending(info.filename)[0], info) for info in archive.infolist()]
-        samples = [list(held) for _, held in groupby(pairs, key=lambda pair: pair[0])]
-        edges = list(accumulate(map(len, samples), initial=0))
-        sizes = [sum(info.compress_size for _, info in held) for held in samples]
-        target = num_bytes or max(file.num_bytes // _MOST_RANGES, 1)
-        found = list(runs(sizes, target))
-        if len(found) < 2:
+            keys = [_key_and_ending(info.filename)[0] for info in archive.infolist()]
+            sizes = np.array([self._size(info) for info in archive.infolist()], np.int64)
+        total = int(sizes.sum())
+        num_parts = _MOST_PARTS if num_bytes is None else min(-(-total // num_bytes), _MOST_PARTS)
+        starts = [n for n, key in enumerate(keys) if n and key != keys[n - 1]]
+        before = (np.cumsum(sizes) - sizes)[starts]  # of each sample but the first
+        wanted = [number * total // num_parts for number in range(1, num_parts)]
+        inner = {starts[n] for n in np.searchsorted(before, wanted).tolist() if n < len(starts)}
+        if not inner:
             return (self,)
+        edges = [0, *sorted(inner), len(keys)]
         return [
-            replace(self, range=(edges[start], edges[stop]), range_bytes=sum(sizes[start:stop]))
-            for start, stop in found
+            replace(self, range=(start, stop), range_bytes=int(sizes[start:stop].sum()))
+            for start, stop in pairwise(edges)
         ]
+
+    def _size(self, info: zipfile.ZipInfo) -> int:
+        endings = (*(self.ext or TEXT_ENDINGS), ".json")
+        return info.file_size if _other(info.filename, endings) is None else 0
 
     def members(
         self, file: InputFile, position: JSON, limits: BatchLimits, endings: tuple[str, ...], /
@@ -454,7 +466,7 @@ class ZipFormat(ArchiveFormat):
             _check_found(file, endings, left, num_read)
 
 
-_MOST_RANGES = 256
+_MOST_PARTS = 16
 # What the standard library raises for bytes that are no archive.
 _ZIP_ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, EOFError, struct.error),
