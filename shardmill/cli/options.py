@@ -52,6 +52,11 @@ RoleMap = Annotated[
 Split = Annotated[str | None, "Default: 'train'.", complete_split]
 SplitOfStore = Annotated[str, "Of the store.", complete_split]
 Field = Annotated[str | None, "Field that holds the text."]
+IgnoreColumns = Annotated[
+    list[str] | None,
+    "--ignore-column",
+    "A column such as label or chosen that changes nothing here; once for each.",
+]
 DataConfigFile = Annotated[Path | None, "A TOML file whose \\[data] table names the sources."]
 
 

@@ -12,12 +12,14 @@ from typing import Annotated, Any, Literal
 from shardmill.building import BuildPlan, BuildReport, BuildSpec, plan_store
 from shardmill.building.api import build as build_any
 from shardmill.building.api import open_feed
+from shardmill.building.loss import MAX_LOSS
 from shardmill.building.splits import hash_split
 from shardmill.building.workplace import workplace_at
 from shardmill.chat import KNOWN_TEMPLATES
 from shardmill.cli.options import (
     AsJson,
     Field,
+    IgnoreColumns,
     RoleMap,
     Special,
     TokenizerName,
@@ -45,6 +47,11 @@ class BuildOptions:
         Literal["error", "skip"] | None,
         "Rows that cannot be read: stop at the first, or skip and list them.",
     ] = None
+    ignore_columns: IgnoreColumns = None
+    max_loss: Annotated[float, "The share of rows that may be lost; else nothing is built."] = (
+        MAX_LOSS
+    )
+    allow_empty: Annotated[bool, "A store that keeps no row may be built."] = False
     shard_bytes: Annotated[str, "Size of a shard, e.g. 128MiB."] = "128MiB"
     engine: Annotated[Literal["auto", "fast", "reference"], "How text is encoded."] = "auto"
     resume: Annotated[bool, "Continue an unfinished build."] = False
@@ -79,8 +86,9 @@ class BuildCommand(BuildOptions):
 
     Example: shardmill build books --out s3://bucket/books --tokenizer spm.model --json
 
-    Exit 0: built, or planned. Exit 2: a mistake in the call or its input; what is done is kept.
-    Exit 130: stopped with Ctrl-C; continue with --resume.
+    Exit 0: built, or planned. Exit 1: too many rows were lost, so nothing was built; what is done
+    is kept. Exit 2: a mistake in the call or its input; what is done is kept. Exit 130: stopped
+    with Ctrl-C; continue with --resume.
     """
 
     inputs: Annotated[
@@ -119,8 +127,9 @@ class BuildChatsCommand(BuildOptions):
 
     Example: shardmill build chats c.jsonl --out c --tokenizer spm.model --template chatml
 
-    Exit 0: built. Exit 2: a mistake in the call or its input; what is done is kept. Exit 130:
-    stopped with Ctrl-C; continue with --resume.
+    Exit 0: built. Exit 1: too many rows were lost, so nothing was built; what is done is kept.
+    Exit 2: a mistake in the call or its input; what is done is kept. Exit 130: stopped with Ctrl-C;
+    continue with --resume.
     """
 
     inputs: Annotated[
@@ -182,6 +191,7 @@ def _run_build(options: BuildOptions, **more: Any) -> Answer:
     keywords = {**vars(options), **_sizes(options)}
     other = ("as_json", "dry_run")
     keywords = {name: keywords[name] for name in keywords if name not in other}
+    keywords["ignore_columns"] = options.ignore_columns or ()
     # Ray prints to stdout what goes wrong on its nodes
     with build_progress() as progress, redirect_stdout(sys.stderr):
         try:
@@ -251,6 +261,7 @@ def _plan(options: BuildCommand) -> BuildPlan:
     sizes = _sizes(options)
     work = workplace_at(options.out, options.scratch)
     source = given("field", "on_bad", "seed", "val_tokens", "max_tokens")
+    source["ignore_columns"] = options.ignore_columns or ()
     by_hash = hash_split(options.seed or 0, options.val_fraction, options.test_fraction)
     specials = {"eot": options.eot} if options.eot else None
     return plan_store(
