@@ -123,6 +123,9 @@ class Settings:
         default=MAX_LOSS,
         metadata=_flag("share of a source's rows that may be lost before it fails", float),
     )
+    allow_empty: bool = field(
+        default=False, metadata=_flag("a pretraining source that keeps nothing may be built")
+    )
     hub_retries: int = field(
         default=rows.MAX_RETRIES,
         metadata=_flag("tries again when the hub does not answer", int),

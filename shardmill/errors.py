@@ -132,7 +132,7 @@ class UnfinishedBuildError(BuildError):
 class LossError(BuildError, SourceError):
     """Nothing was kept of the input, or too little; nothing was published.
 
-    `reasons` counts the rows by why they were left out, `num_read` is how many there were, and
+    `reasons` counts the rows by why they were left out; `num_kept` of `num_read` were kept.
     `examples` has a row of the commonest reasons: its id, and how it begins if that was found.
     """
 
@@ -142,12 +142,13 @@ class LossError(BuildError, SourceError):
         *args: object,
         reasons: Mapping[str, int] | None = None,
         num_read: int = 0,
+        num_kept: int = 0,
         examples: Mapping[str, tuple[str, str | None]] | None = None,
         **options: object,
     ) -> None:
         super().__init__(message, *args, **options)
         self.reasons = dict(reasons or {})
-        self.num_read = num_read
+        self.num_read, self.num_kept = num_read, num_kept
         self.examples = dict(examples or {})
 
 

@@ -72,7 +72,7 @@ def build(
     template: str | Path | ChatTemplate | None = None,
     name: str | None = None,
     on_bad: OnBad | None = None,
-    ignore_columns: Sequence[str] = (),
+    ignore_columns: Sequence[str] | None = None,
     max_loss: float = MAX_LOSS,
     allow_empty: bool = False,
     seed: int | None = None,
@@ -173,7 +173,7 @@ def build(
             val_tokens=val_tokens,
             max_tokens=max_tokens,
             by_hash=hash_split(seed or 0, val_fraction, test_fraction),
-            ignore_columns=ignore_columns,
+            ignore_columns=ignore_columns or (),
         )
         source = feed.source
         split_rule = "all to train"

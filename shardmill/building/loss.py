@@ -85,7 +85,7 @@ def check_kept(
         share = num_lost / rows.read
         head = f"{where}: {num_lost:,} of {rows.read:,} rows are lost: {share:.1%}, above the limit"
         head += f" of {max_loss:.1%}"
-        again, accepted = " and start again with {overwrite}", "{resume} {max_loss}"
+        again, accepted = " and start again with {overwrite}", "{resume} and {max_loss}"
         accepted += ", which encodes nothing again"
         if not keeps_work:
             again, accepted = "", "{max_loss}"
@@ -94,7 +94,12 @@ def check_kept(
     examples = _examples(manifest, staged, sources, reasons)
     lines = [f"{head}; nothing was published", *_loss_lines(reasons, examples), end]
     raise LossError(
-        "\n  ".join(lines), reasons=reasons, num_read=rows.read, examples=examples, **options
+        "\n  ".join(lines),
+        reasons=reasons,
+        num_read=rows.read,
+        num_kept=rows.kept,
+        examples=examples,
+        **options,
     )
 
 

@@ -69,7 +69,6 @@ from shardmill.building.workplace import (
 from shardmill.errors import (
     BuildError,
     EngineMismatchError,
-    LossError,
     OptionError,
     SourceError,
     StoreExistsError,
@@ -327,19 +326,14 @@ def run_build(job: BuildJob, resources: Resources) -> BuildReport:
                 staged, manifest = _make(job, work, pool, feeds, unit_plan)
         _check_unchanged(job, stamps)
         _check_base(job)
-        try:
-            check_kept(
-                target,
-                manifest,
-                staged,
-                job.sources,
-                max_loss=job.max_loss,
-                allow_empty=job.allow_empty,
-            )
-        except LossError:
-            if not manifest.ledger.documents.kept:
-                work.clear()  # nothing in it is worth to be resumed
-            raise
+        check_kept(
+            target,
+            manifest,
+            staged,
+            job.sources,
+            max_loss=job.max_loss,
+            allow_empty=job.allow_empty,
+        )
         sent_files, sent_bytes = work.publish(staged, overwrite=overwrite)
     return BuildReport(
         folder=target.folder,

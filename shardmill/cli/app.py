@@ -53,6 +53,7 @@ PROGRAM = "shardmill"
 # panel of the help -> command -> the first sentence of its help; its class has the others
 COMMANDS = {
     "Make": {
+        "look": "Show what is in files before a build: columns, shape, what would be trained.",
         "tokenizer": "Train a tokenizer, or look at one.",
         "build": "Tokenise text into a store.",
         "build chats": "Render conversations into a store, each whole, with loss mask and turns.",
@@ -357,7 +358,7 @@ def as_flag(name: str, value: object) -> str:
         return flag
     if isinstance(value, Mapping):
         return " ".join(f"{flag} {shlex.quote(f'{k}={json.dumps(v)}')}" for k, v in value.items())
-    if isinstance(value, list):
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return " ".join(f"{flag} {shlex.quote(str(one))}" for one in value)
     if value is False:
         return f"--no-{flag.removeprefix('--')}"

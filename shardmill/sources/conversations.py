@@ -432,9 +432,6 @@ class ChatSource(NamedSource):
     def _check_columns(self, shape: ConversationShape) -> None:
         """Refuse what would be ignored though it changes what is trained; list the rest."""
         first = first_columns(self._inputs, limits=self.limits, settled=self._settled)
-        found = {column.name: column for one in reversed(first) for column in one.found}
-        if found:
-            raise refused_columns(list(found.values()))
         names = {name for one in first for name in one.names}
         for name in self._rules.ignore_columns:
             if names and name not in names:
@@ -443,6 +440,9 @@ class ChatSource(NamedSource):
                     f"{choices(name, sorted(names), verb='the columns are')}",
                     ignore_columns=[name],
                 )
+        found = {column.name: column for one in reversed(first) for column in one.found}
+        if found:
+            raise refused_columns(list(found.values()))
         read = columns_read(shape)
         if read is not None:
             announce_unused(self.name, first, {*read, *self._settled})

@@ -191,7 +191,6 @@ def _run_build(options: BuildOptions, **more: Any) -> Answer:
     keywords = {**vars(options), **_sizes(options)}
     other = ("as_json", "dry_run")
     keywords = {name: keywords[name] for name in keywords if name not in other}
-    keywords["ignore_columns"] = options.ignore_columns or ()
     # Ray prints to stdout what goes wrong on its nodes
     with build_progress() as progress, redirect_stdout(sys.stderr):
         try:
