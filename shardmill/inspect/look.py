@@ -20,18 +20,17 @@ import numpy as np
 
 from shardmill.building.api import Inputs, open_template
 from shardmill.chat import REASONS
-from shardmill.chat.policy import ChatTemplate, TrainPolicy
+from shardmill.chat.policy import ChatTemplate, TrainPolicy, check_messages, trained_messages
 from shardmill.errors import OptionError, SourceError
-from shardmill.messages import normal_role
+from shardmill.messages import Dropped
 from shardmill.protocols import Tokenizer
-from shardmill.records import JSON, Conversation, Drop
+from shardmill.records import JSON, ROLES, Conversation, Drop
 from shardmill.sources import CHAT_REASONS, SHAPES, BatchLimits, open_chats, open_source
 from shardmill.sources.batches import choose_field
 from shardmill.sources.conversations import ChatInput
 from shardmill.sources.formats.jsonl import Object, kind_of
 from shardmill.sources.meaning import FoundColumn, meanings_in, sentences
 from shardmill.sources.message_trees import TreeRow, threads
-from shardmill.sources.rows import snippet_of
 from shardmill.sources.shapes import ConversationShape, check_best, shape_named, shape_of
 from shardmill.sources.source import BadRowError, FileSource, InputRow, leaves
 from shardmill.sources.turns import ReadRules, kinds_of, missing_options, renamed
@@ -255,7 +254,8 @@ def _first_rows(
 ) -> tuple[list[tuple[ChatInput, InputRow]], bool]:
     """Rows of the first files, and whether these are all."""
     chosen = inputs[:_MOST_FILES]
-    share, rows, num_bytes = max(num_rows // len(chosen), 1), [], 0
+    share, num_bytes = max(num_rows // len(chosen), 1), 0
+    rows: list[tuple[ChatInput, InputRow]] = []
     is_all = len(chosen) == len(inputs)
     for one in chosen:
         here = 0
@@ -301,8 +301,10 @@ def _decide(given: _Given, good: Sequence[tuple[ChatInput, InputRow]], found: _F
         return
     strings = [(key, isinstance(cell, str | bytes)) for key, cell in row.value.items()]
     holds = f"{one.where(row)}: no shape of conversations has these columns: {kinds_of(row.value)}"
-    if given.for_chats:
-        found.why = holds
+    shapes = {one.shape for _, one in meanings_in(row.value) if one.of_documents and one.shape}
+    if given.for_chats or shapes:
+        those = "".join(f"; there are some of the shape {shape!r}" for shape in sorted(shapes))
+        found.why = holds + those
         return
     try:
         found.field = choose_field(strings, wanted=None, where=one.where(row))
@@ -457,16 +459,20 @@ def _with_examples(given: _Given, look: Look, found: _Found, meant: Sequence[Fou
         if tokenizer is not None and found.texts:
             tokens = tokenizer.encode_batch([text for _, text in found.texts]).lengths.tolist()
     else:
-        sizes = [
-            sum(len(part.text) for part in _as_text(chat) if not part.marker)
-            for chat in found.chats
-        ]
+        sizes, made = [], []
+        for chat in found.chats:
+            try:
+                parts = _as_text(chat, TrainPolicy())
+            except Dropped as why:
+                if given.template is None:  # else it is dropped there
+                    found.drop(chat.id, str(why))
+                continue
+            sizes.append(sum(len(part.text) for part in parts if not part.marker))
+            made.append(_cut(chat.id, parts))
+        examples = made[: given.num_examples]
         if given.template is not None and given.tokenizer is not None and found.chats:
             is_rendered = True
             examples, tokens = _rendered(given, found)
-        else:
-            shown_chats = found.chats[: given.num_examples]
-            examples = [_cut(chat.id, _as_text(chat)) for chat in shown_chats]
     problems = list(dict.fromkeys(found.problems))
     if len(problems) > _MOST_PROBLEMS:
         more = f"and {len(problems) - _MOST_PROBLEMS:,} more"
@@ -480,7 +486,7 @@ def _with_examples(given: _Given, look: Look, found: _Found, meant: Sequence[Fou
         left_out=dict(found.left_out.most_common()),
         problems=tuple(problems),
     )
-    if not (found.texts or found.chats):
+    if look.characters is None:
         return look
     return replace(look, commands=tuple(_commands(given, found, meant)))
 
@@ -514,16 +520,18 @@ def _rendered(given: _Given, found: _Found) -> tuple[list[LookedExample], list[i
     return made, ids.lengths.tolist()
 
 
-def _as_text(chat: Conversation) -> list[LookedPart]:
-    """Who says what; the assistant's words are trained, unless a flag says otherwise."""
+def _as_text(chat: Conversation, policy: TrainPolicy) -> list[LookedPart]:
+    """Who says what, and which of it is trained. Dropped as any template would drop it."""
+    messages = check_messages(chat.messages)
+    trained = trained_messages(messages, policy)
+    if not trained.any():
+        is_answered = any(ROLES[message.role] == "assistant" for message in messages)
+        raise Dropped("nothing_trained" if is_answered else "no_assistant")
     parts = []
-    for message in chat.messages:
-        role = message.get("role")
-        parts.append(LookedPart(text=f"{role}: ", trained=False, marker=True))
-        trained = normal_role(role) == "assistant" and message.get("train") is not False
-        said = [message.get(key) for key in ("reasoning_content", "content", "tool_calls")]
-        words = [one if isinstance(one, str) else snippet_of(one) for one in said if one]
-        parts.append(LookedPart(text="\n".join(words), trained=trained))
+    for message, is_trained in zip(messages, trained.tolist(), strict=True):
+        words = filter(None, [message.reasoning, message.text, *message.calls])
+        parts.append(LookedPart(text=f"{ROLES[message.role]}: ", trained=False, marker=True))
+        parts.append(LookedPart(text="\n".join(words), trained=is_trained))
         parts.append(LookedPart(text="\n", trained=False, marker=True))
     return parts
 
@@ -558,8 +566,9 @@ def _commands(given: _Given, found: _Found, meant: Sequence[FoundColumn]) -> Ite
         yield NextCommand(line=shlex.join(words), why="")
         return
     if found.kind == "documents":
+        words += [] if "--field" in words else ["--field", str(found.field)]
         why = f"the texts of {found.field!r} are the documents, whatever the other columns say"
-        yield NextCommand(line=shlex.join([*words, "--field", str(found.field)]), why=why)
+        yield NextCommand(line=shlex.join(words), why=why)
         return
     for shape in dict.fromkeys(one.meaning.shape for one in meant):
         if shape in SHAPES:
@@ -581,12 +590,13 @@ def _words(given: _Given, found: _Found) -> list[str]:
         template = given.template if isinstance(given.template, str | Path) else None
         if named is None:
             special = special or _TRY_SPECIALS
-        words += ["--tokenizer", str(named or "byte"), "--template", str(template or "chatml")]
+        named = named or f"byte:{len(special)}"  # to try it
+        words += ["--tokenizer", str(named), "--template", str(template or "chatml")]
         words += [word for pair in special.items() for word in ("--special", "=".join(pair))]
         words += ["--shape", given.shape] if given.shape else []
         words += _rule_words(given.rules)
     else:
-        words += ["--tokenizer", str(named or "byte")]
+        words += ["--tokenizer", str(named or "byte:1")]
         if "eot" in special or named is None:
             words += ["--eot", special.get("eot", "<|eot|>")]
         is_found = found.field not in (None, "text") or given.field is not None

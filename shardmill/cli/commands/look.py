@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from shardmill.arguments import whole_number
+from shardmill.building.loss import MAX_LOSS
 from shardmill.chat import KNOWN_TEMPLATES
 from shardmill.cli.options import (
     AsJson,
@@ -98,7 +99,9 @@ def _lines(found: Look) -> Iterator[Line]:
         yield f"lengths in tokens: {_lengths(found.tokens)}"
     if found.left_out:
         counts = ", ".join(f"{count:,} {why}" for why, count in found.left_out.items())
-        yield f"would be left out of the rows seen: {counts}"
+        share = sum(found.left_out.values()) / max(found.num_rows, 1)
+        limit = f"; a build refuses more than {MAX_LOSS:.0%} without --max-loss"
+        yield f"would be left out: {counts}{limit if share > MAX_LOSS else ''}"
     for example in found.examples:
         yield Heading(visible(example.id))
         for part in example.parts:
