@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from shardmill.chat import REASONS
 from shardmill.errors import LossError, OptionError
 from shardmill.protocols import ConversationSource, Source
@@ -27,6 +29,7 @@ MAX_LOSS = 0.05
 
 NOT_LOST = {
     "filtered": "left out by a filter",
+    "map_none": "left out by the caller's own function",
     "other_language": "not in the language asked for",
     "deleted": "marked as deleted, and those were not wanted",
     "below_left_out": "an answer to one of these",
@@ -40,6 +43,7 @@ _DOCUMENT_REASONS = {
     "no_tokens": "the tokenizer made nothing of it",
 }
 _SENTENCES: Mapping[str, str] = _DOCUMENT_REASONS | CHAT_REASONS | REASONS
+_NO_REASONS = ("read", "kept", "dropped")  # of the ledger's buckets
 _SHOWN = 5  # reasons
 _LOOK_DROPS = 10**6
 
@@ -72,8 +76,9 @@ def check_kept(
     if not rows.kept:
         if allow_empty:
             return
-        reasons = {**rows.dropped, "empty": rows.empty, "over budget": rows.over_budget}
-        reasons = {why: count for why, count in reasons.items() if count}
+        buckets = msgspec.structs.asdict(rows)
+        others = {name: buckets[name] for name in buckets if name not in _NO_REASONS}
+        reasons = {why: count for why, count in {**rows.dropped, **others}.items() if count}
         head = f"{where}: nothing is kept of {rows.read:,} rows"
         end = "correct the input or the options, or build an empty store with {allow_empty}"
         options = {"allow_empty": True}

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -187,16 +187,17 @@ def look(
     """
     if template is not None and tokenizer is None:
         raise OptionError("{template}: needs a {tokenizer}", template=str(template), tokenizer=...)
+    rules: dict[str, Any] = {
+        "messages_field": messages_field,
+        "role_field": role_field,
+        "content_field": content_field,
+        "role_map": role_map or {},
+        "split_think": split_think,
+        "ignore_columns": ignore_columns or (),
+    }
     given = _Given(
         inputs=tuple(map(str, [inputs] if isinstance(inputs, str | Path) else inputs)),
-        rules=ReadRules(
-            messages_field=messages_field,
-            role_field=role_field,
-            content_field=content_field,
-            role_map=role_map or {},
-            split_think=split_think,
-            ignore_columns=ignore_columns or (),
-        ),
+        rules=ReadRules(**rules),
         shape=shape,
         field=field,
         tokenizer=tokenizer,
@@ -206,7 +207,7 @@ def look(
         num_examples=examples,
     )
     try:
-        row_files = list(open_chats(list(given.inputs)).inputs)
+        row_files = list(open_chats(list(given.inputs), **rules).inputs)
     except SourceError:
         return _look_at_texts(given)
     return _look_at_rows(given, row_files)

@@ -434,11 +434,13 @@ class ChatSource(NamedSource):
         first = first_columns(self._inputs, limits=self.limits, settled=self._settled)
         names = {name for one in first for name in one.names}
         for name in self._rules.ignore_columns:
-            if names and name not in names:
-                raise OptionError(
-                    f"source {self.name!r}: {{ignore_columns}}: no column {name!r:.60}; "
-                    f"{choices(name, sorted(names), verb='the columns are')}",
-                    ignore_columns=[name],
+            if names and name not in names:  # later rows may have it
+                known = choices(name, sorted(names), verb="the columns are")
+                logger.warning(
+                    "%s: no first row has the column %.60r that is ignored; %s",
+                    self.name,
+                    name,
+                    known,
                 )
         found = {column.name: column for one in reversed(first) for column in one.found}
         if found:

@@ -219,7 +219,8 @@ def open_chats(
     """Open conversations. `shape`: one of `SHAPES`; None: that of the first row.
 
     Further options: those of `ReadRules` (lang= and skip_deleted= of the oasst shapes; for all
-    others messages_field=, role_field=, content_field=, role_map= and split_think=); for hub
+    others messages_field=, role_field=, content_field=, role_map= and split_think=; for all
+    ignore_columns=, names of columns that change what is trained and are not read); for hub
     datasets those of `HubOptions`. A path that exists is a file or folder, whatever its name looks
     like. Files of several formats may be in one folder. Files are listed at the call, and read (for
     the shape) on first use. Their names in ids and cursors are relative to what all files have in

@@ -148,6 +148,7 @@ def test_an_ignored_column_is_recorded_and_another_one_is_another_build(
     assert source["ignore_columns"] == ["label"]
     code, _, err = build(call, "--ignore-column", "lable", "--overwrite")
     assert (code, "did you mean 'label'" in err) == (2, True)
+    assert "columns that change what is trained would be ignored" in err
     words = ("--example", "0", *TOKENIZER)
     assert call("show", "s", *words)[0] == 0
     words = ("--document", "0", "--offset", "6", *TOKENIZER, "--input", "c.jsonl")

@@ -78,7 +78,7 @@ def test_a_hub_dataset_beside_a_file_gives_its_chats_and_resumes(tmp_path: Path)
     looked = found["look"]
     assert looked["formats"] == {"a dataset of the hub": 1, "jsonl": 1}
     assert (looked["shape"], looked["num_rows"], looked["is_all"]) == ("messages", 3, False)
-    assert looked["examples"][0]["id"] == "own/chats:row 0"
+    assert looked["left_out"] == {"no_assistant": 3}
     assert found["size"] is None
     files = [f"own/chats/data/train-{shard:05d}-of-00002.parquet" for shard in range(2)]
     assert found["pieces"][:9] == [

@@ -171,10 +171,14 @@ def test_what_is_ignored_is_part_of_the_description(tmp_path):
     assert "ignore_columns" not in open_chats(write(tmp_path / "d.jsonl", PLAIN)).describe()
 
 
-def test_an_ignored_column_that_is_nowhere_is_a_slip(tmp_path):
+def test_an_ignored_column_that_no_first_row_has_is_announced(tmp_path, caplog):
     path = write(tmp_path / "c.jsonl", PLAIN | {"label": True})
-    with pytest.raises(OptionError, match="no column 'lable'; did you mean 'label'"):
-        open_chats(path, ignore_columns=["label", "lable"]).describe()
+    assert read(path, ignore_columns=["label", "lable"]) == (1, [])
+    assert "no first row has the column 'lable' that is ignored; did you mean 'label'" in "".join(
+        caplog.messages
+    )
+    late = write(tmp_path / "d.jsonl", *([PLAIN] * LOOK_ROWS), PLAIN | {"label": True})
+    assert read(late, ignore_columns=["label"]) == (LOOK_ROWS + 1, [])
     with pytest.raises(OptionError, match="wanted a list of names"):
         open_chats(path, ignore_columns="label")
 

@@ -388,7 +388,7 @@ class DocumentStream:
         return LossError(
             "\n  ".join([head, *lines]),
             reasons={**reasons, **({"empty": empty} if empty else {})},
-            num_read=empty + reasons.total(),
+            num_read=empty + self._at.read.dropped,
             examples={why: (id, snippets.get(id)) for why, id in first.items()},
         )
 
