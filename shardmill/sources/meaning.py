@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 LOOK_ROWS, LOOK_BYTES, LOOK_FILES = 20, 2**16, 1000
 """Of the start of each file, and of files: more are looked at evenly. All later rows of
 conversations are looked at when they are read."""
+_MOST_BYTES = 2**20  # of the rows of a file, about: a row may hold images
 _MOST_LISTED = 12
 _CACHED = 1024  # sets of keys; files have one or a few
 
@@ -246,6 +247,7 @@ def _columns_of(one: RowInput, limits: BatchLimits, settled: Collection[str]) ->
         names = dict.fromkeys(name for name, _ in text_columns(one.file))
         if not _watched(tuple(names)):  # then no row need be read
             return FirstColumns(names=tuple(names))
+    num_bytes = 0
     for row in islice(one.rows(None, limits), LOOK_ROWS):
         if not isinstance(row.value, dict):
             continue
@@ -254,6 +256,9 @@ def _columns_of(one: RowInput, limits: BatchLimits, settled: Collection[str]) ->
             if name not in found:
                 kind, where = kind_of(row.value[name]), one.where(row)
                 found[name] = FoundColumn(name=name, meaning=meaning, where=where, kind=kind)
+        num_bytes += len(repr(row.value))
+        if num_bytes > _MOST_BYTES:
+            break
     return FirstColumns(names=tuple(names), found=tuple(found.values()))
 
 
