@@ -43,7 +43,7 @@ def _line(draw: np.random.Generator, number: int, row: int) -> bytes:
     end = b"\r\n" if number % 2 else b"\n"
     if kind == 0:
         return end
-    is_lost = row % 5 == 0  # few enough to be within what a build may lose
+    is_lost = row % 4 == 0  # few enough to be within what a build may lose
     if kind == 1 and is_lost:
         return b"{broken" + end
     if kind == 2 and is_lost:

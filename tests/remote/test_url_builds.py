@@ -37,7 +37,7 @@ from tests.services import Fault, LoopbackS3
 
 SPEC = BuildSpec(shard_bytes=8_000)
 OTHER = BuildSpec(shard_bytes=50_000)
-FILES = 52  # of the store
+FILES = 51  # of the store
 
 
 @pytest.fixture(autouse=True)
