@@ -19,6 +19,7 @@ from typing import Any, Literal
 from shardmill.arguments import choices
 from shardmill.building.advice import advised
 from shardmill.building.chats import build_chats
+from shardmill.building.loss import MAX_LOSS
 from shardmill.building.packs import build_plan
 from shardmill.building.plan import BuildSpec, Feed
 from shardmill.building.resources import RunOn
@@ -46,6 +47,7 @@ from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON
 from shardmill.sources import ConcatSource, JsonlSource, iter_jsonl_rows, open_chats, open_source
 from shardmill.sources.preferences import preference_kind
+from shardmill.sources.rows import check_columns
 from shardmill.storage.files import Endings
 from shardmill.store import PlanOptions, StoredPlan
 from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
@@ -75,6 +77,9 @@ def build(
     name: str | None = None,
     ext: Endings = None,
     on_bad: OnBad | None = None,
+    ignore_columns: Sequence[str] | None = None,
+    max_loss: float = MAX_LOSS,
+    allow_empty: bool = False,
     seed: int | None = None,
     shard_bytes: int = 128 * 2**20,
     eot: str | None = None,
@@ -131,6 +136,10 @@ def build(
     of the tokenizer, or a .jinja file. `eot` and `special` give the literal strings of special
     tokens that the tokenizer does not name.
 
+    A column that changes what is trained (`chosen`, `label`, `images`, ...) is refused unless it is
+    read or named in `ignore_columns`. A build that loses more than `max_loss` of its rows, or keeps
+    none without `allow_empty`, raises a `LossError` and publishes nothing; its work is kept.
+
     An unfinished build at `out` is refused unless `resume` (continue it) or `overwrite` (start
     again, replace a finished store) is given. `report` is a JSON file for times and counts.
     `on_progress` is called during the build.
@@ -173,6 +182,7 @@ def build(
     advice: Callable[[], AbstractContextManager[None]] = nullcontext
     how: dict[str, Any] = {"engine": engine, "resume": resume, "overwrite": overwrite}
     how |= {"scratch": scratch, "on_progress": on_progress}
+    how |= {"max_loss": max_loss, "allow_empty": allow_empty}
     how |= {"workers": workers, "unit_bytes": unit_bytes, "memory": memory}
     how |= {"run_on": run_on, "ray_address": ray_address}
     if template is None:
@@ -186,6 +196,7 @@ def build(
             val_tokens=val_tokens,
             max_tokens=max_tokens,
             by_hash=hash_split(seed or 0, val_fraction, test_fraction),
+            ignore_columns=ignore_columns or (),
             **{key: given[key] for key in ("field", *_MAPPING) if given[key] not in (None, False)},
         )
         source = feed.source
@@ -211,7 +222,7 @@ def build(
             **how,
         )
     else:
-        rules = {key: given[key] for key in _READ_RULES if given[key]}
+        rules = {key: given[key] for key in (*_READ_RULES, "ignore_columns") if given[key]}
         rules |= {key: given[key] for key in ("filter", "map") if given[key] is not None}
         source = open_chats(
             inputs, shape=shape, name=name, ext=ext, on_bad=on_bad or "error", **rules
@@ -279,13 +290,15 @@ def pack(
     long: Long = "error",
     name: str | None = None,
     overwrite: bool = False,
+    allow_empty: bool = False,
 ) -> StoredPlan:
     """Decide which conversations of a chat store share a row of `seq_len + 1` tokens.
 
     Writes a plan beside the store; no token is copied. `long` says what happens to conversations
     that no row holds. `seed` belongs to "first-fit-shuffle". Every conversation starts at a
     multiple of `align_to`, and a row has at most `max_per_row` of them. `name` defaults to one made
-    from the options; `overwrite` allows another plan of that name to be replaced.
+    from the options; `overwrite` allows another plan of that name to be replaced. When no row is
+    packed, a `LossError` is raised unless `allow_empty`.
     """
     options = PlanOptions(
         seq_len=seq_len,
@@ -295,7 +308,9 @@ def pack(
         align_to=align_to,
         long=long,
     )
-    return build_plan(store, split, options=options, name=name, overwrite=overwrite)
+    return build_plan(
+        store, split, options=options, name=name, overwrite=overwrite, allow_empty=allow_empty
+    )
 
 
 def open_feed(
@@ -309,11 +324,13 @@ def open_feed(
     val_tokens: int = 0,
     max_tokens: int | None = None,
     by_hash: HashSplit | None = None,
+    ignore_columns: Sequence[str] = (),
     **columns: Any,
 ) -> Feed:
     """Documents, and the splits they fill: "val" first if `val_tokens` is given, then "train"; or
     those that `by_hash` chooses. `columns`: the options that say what of a row becomes a document.
-    A `field` that no row has is refused, before a build would leave out every row."""
+    A `field` that no row has is refused, before a build would leave out every row, and so are
+    columns that change what documents mean."""
     for key, limit in (("val_tokens", val_tokens), ("max_tokens", max_tokens or 0)):
         if limit < 0:
             raise OptionError(f"{{{key}}}: wanted 0 or more", **{key: limit})
@@ -322,6 +339,7 @@ def open_feed(
     source = open_source(inputs, seed=seed, **options)
     if list(columns) == ["field"]:  # a mapping looks for its columns itself
         _check_field(source, columns["field"])
+    check_columns(source, field=columns.get("field"), ignored=ignore_columns)
     if by_hash is not None and by_hash.fractions:
         if val_tokens or max_tokens is not None:
             key = "val_tokens" if val_tokens else "max_tokens"

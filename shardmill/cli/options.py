@@ -64,6 +64,11 @@ Filter = Annotated[
 Map = Annotated[
     str | None, "MODULE:FUNCTION that makes the text of a row, a dict; None leaves it out."
 ]
+IgnoreColumns = Annotated[
+    list[str] | None,
+    "--ignore-column",
+    "A column such as label or chosen that changes nothing here; once for each.",
+]
 DataConfigFile = Annotated[Path | None, "A TOML file whose \\[data] table names the sources."]
 
 

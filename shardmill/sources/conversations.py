@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import chain, groupby, islice
 from typing import Any, NamedTuple, cast
 
-from shardmill.arguments import whole_number
+from shardmill.arguments import choices, whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, Drop
 from shardmill.sources.batches import (
@@ -32,14 +32,21 @@ from shardmill.sources.batches import (
     utf8_bytes,
 )
 from shardmill.sources.fan_out import fanned_out
-from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
+from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad, kind_of
 from shardmill.sources.formats.parquet import ParquetFormat, without_nulls
 from shardmill.sources.hub import hub_rows, stored_rows
 from shardmill.sources.mapping import FILTERED, RowMapping
+from shardmill.sources.meaning import (
+    announce_unused,
+    first_columns,
+    meanings_in,
+    refused_columns,
+)
 from shardmill.sources.message_trees import TreeRow, threads
 from shardmill.sources.shapes import (
     ConversationShape,
     check_best,
+    columns_read,
     list_shapes,
     shape_named,
     shape_of,
@@ -370,6 +377,10 @@ class ChatSource(NamedSource):
         return self._inputs[0].format.continues
 
     @property
+    def inputs(self) -> tuple[ChatInput, ...]:
+        return self._inputs
+
+    @property
     def files(self) -> tuple[InputFile | HubFile, ...]:
         """The inputs that are files."""
         return tuple(file for file, _ in self._inputs if not isinstance(file, HubSplit))
@@ -434,10 +445,40 @@ class ChatSource(NamedSource):
         elif any(isinstance(file, HubSplit) for file, _ in self._inputs):
             return  # to open a stream only for this takes too long
         shape = self._named or self._found
-        if shape is None or shape.is_part_of_tree:
+        if shape is None:
+            return
+        self._check_columns(shape)
+        if shape.is_part_of_tree:
             return
         with suppress(SourceError):  # raised again when these rows are read
             self._warn(chain(first, islice(rows, _LOOK_ROWS)), shape)
+
+    def _check_columns(self, shape: ConversationShape) -> None:
+        """Refuse what would be ignored though it changes what is trained; list the rest."""
+        first = first_columns(self._inputs, limits=self.limits, settled=self._settled)
+        names = {name for one in first for name in one.names}
+        for name in self._rules.ignore_columns:
+            if names and name not in names:  # later rows may have it
+                known = choices(name, sorted(names), verb="the columns are")
+                logger.warning(
+                    "%s: no first row has the column %.60r that is ignored; %s",
+                    self.name,
+                    name,
+                    known,
+                )
+        found = {column.name: column for one in reversed(first) for column in one.found}
+        if found:
+            raise refused_columns(list(found.values()))
+        read = columns_read(shape)
+        if read is not None:
+            announce_unused(self.name, first, {*read, *self._settled})
+
+    @cached_property
+    def _settled(self) -> frozenset[str]:
+        """The columns that are read or ignored on purpose, and the shape, which reads its own."""
+        shape, turns = self._named or self._found, self._rules.messages_field
+        names = [*self._rules.ignore_columns, turns, shape.name if shape else None]
+        return frozenset(name for name in names if name is not None)
 
     def _shape_of(self, number: int, row: InputRow) -> ConversationShape:
         """The shape of the first row."""
@@ -449,6 +490,11 @@ class ChatSource(NamedSource):
         except BadRowError as bad:
             problem = str(bad)
         if shape is None:
+            for name, meaning in meanings_in(row.value, self._settled):
+                if meaning.shape is not None:
+                    problem += f"; {name!r:.60} usually says {meaning.says}: that is the shape "
+                    problem += repr(meaning.shape)
+                    break
             raise SourceError(
                 f"{where}: {problem}; found {kinds_of(row.value)}; say which column holds the "
                 "turns with {messages_field}, which of their keys say who speaks and what with "
@@ -492,6 +538,14 @@ class ChatSource(NamedSource):
         if isinstance(value, BadRowError):
             raise value
         assert value is not None, "rows that were passed give nothing"
+        found = meanings_in(value, self._settled)
+        if found:
+            name, meaning = found[0]
+            raise BadRowError(
+                "ignored_column",
+                f"the column {name!r:.60} ({kind_of(value[name])}) would be ignored, and usually "
+                f"says {meaning.says}",
+            )
         if self._is_renamed:
             value = renamed(value, self._rules)
         if self._named is None:
@@ -562,9 +616,11 @@ class ChatSource(NamedSource):
         where = self._inputs[number].where(row)
         keys = f"; its keys: {kinds_of(row.value)}" if isinstance(row.value, dict) else ""
         raise SourceError(
-            f"{where}: {bad}{keys}; correct the row, name another {{shape}}, or leave such rows "
-            "out with {on_bad}",
+            f"{where}: {bad}{keys}; correct the row, name another {{shape}}, "
+            f"{'name it with {ignore_columns}, ' if bad.reason == 'ignored_column' else ''}"
+            "or leave such rows out with {on_bad}",
             shape=...,
+            ignore_columns=...,
             on_bad="skip",
         ) from bad
 

@@ -281,7 +281,8 @@ def open_chats(
     """Open conversations. `shape`: one of `SHAPES`; None: that of the first row.
 
     Further options: those of `ReadRules` (lang= and skip_deleted= of the oasst shapes; for all
-    others messages_field=, role_field=, content_field=, role_map= and split_think=); filter= and
+    others messages_field=, role_field=, content_field=, role_map= and split_think=; for all
+    ignore_columns=, names of columns that change what is trained and are not read); filter= and
     map= (docs/sources.md); for hub datasets those of `HubOptions`. A path that exists is a file or
     folder, whatever its name looks like. Files of several formats may be in one folder; `ext`
     chooses endings. Files are listed at the call, and read (for the shape) on first use. Their

@@ -65,6 +65,7 @@ CHAT_REASONS = (
         "bad_group": "the group is neither a string nor an integer",
         "two_systems": "a system column beside a system turn",
         "two_columns": "two columns that mean the same both hold text",
+        "ignored_column": "a column that changes what the row means, which the first rows lack",
     }
 )
 """Every reason of a conversation source's drops."""
@@ -360,3 +361,22 @@ def check_best(row: Object, shape: ConversationShape) -> None:
 
 def list_shapes() -> str:
     return "\n".join(f"  {shape.name}: {shape.keys}" for shape in _SHAPES)
+
+
+_OFTEN_READ = (
+    *("id", "conversation_id", "dialogue_id", "dialog_id", "chat_id", "uuid"),
+    *("system", "system_prompt", "group", "tools"),
+)
+_COLUMNS = {
+    "messages": _MESSAGES_KEYS,
+    "sharegpt": _SHAREGPT_KEYS,
+    "history": ("history", *_QUESTIONS, *_ANSWERS, *_CONTEXTS),
+    "alpaca": (*_QUESTIONS, *_ANSWERS, *_CONTEXTS),
+    "prompt-response": (*_QUESTIONS, *_ANSWERS, *_CONTEXTS),
+}
+
+
+def columns_read(shape: ConversationShape) -> tuple[str, ...] | None:
+    """The columns that a shape may read; None where it is not known."""
+    known = _COLUMNS.get(shape.name)
+    return None if known is None else (*known, *_OFTEN_READ)

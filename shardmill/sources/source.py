@@ -502,6 +502,11 @@ class FileSource(FileListSource):
         return self._format.continues
 
     @property
+    def row_format(self) -> RowFormat | None:
+        """What reads whole rows of the files; None where there are only texts."""
+        return self._format if isinstance(self._format, RowFormat) else None
+
+    @property
     def part(self) -> str:
         """The range it reads of its file, "" for whole files; a store's origins depend on it."""
         return self._format.range_name

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from shardmill.building import BuildPlan, BuildReport, BuildSpec, plan_store
 from shardmill.building.api import build as build_any
 from shardmill.building.api import open_feed
+from shardmill.building.loss import MAX_LOSS
 from shardmill.building.splits import hash_split
 from shardmill.building.workplace import workplace_at
 from shardmill.chat import KNOWN_TEMPLATES
@@ -20,6 +21,7 @@ from shardmill.cli.options import (
     Field,
     Fields,
     Filter,
+    IgnoreColumns,
     Join,
     Map,
     RoleMap,
@@ -58,6 +60,11 @@ class BuildOptions:
     ] = None
     filter: Filter = None
     map: Map = None
+    ignore_columns: IgnoreColumns = None
+    max_loss: Annotated[float, "The share of rows that may be lost; else nothing is built."] = (
+        MAX_LOSS
+    )
+    allow_empty: Annotated[bool, "A store that keeps no row may be built."] = False
     shard_bytes: Annotated[str, "Size of a shard, e.g. 128MiB."] = "128MiB"
     engine: Annotated[Literal["auto", "fast", "reference"], "How text is encoded."] = "auto"
     resume: Annotated[bool, "Continue an unfinished build."] = False
@@ -92,8 +99,9 @@ class BuildCommand(BuildOptions):
 
     Example: shardmill build books --out s3://bucket/books --tokenizer spm.model --json
 
-    Exit 0: built, or planned. Exit 2: a mistake in the call or its input; what is done is kept.
-    Exit 130: stopped with Ctrl-C; continue with --resume.
+    Exit 0: built, or planned. Exit 1: too many rows were lost, so nothing was built; what is done
+    is kept. Exit 2: a mistake in the call or its input; what is done is kept. Exit 130: stopped
+    with Ctrl-C; continue with --resume.
     """
 
     inputs: Annotated[
@@ -145,8 +153,9 @@ class BuildChatsCommand(BuildOptions):
 
     Example: shardmill build chats c.jsonl --out c --tokenizer spm.model --template chatml
 
-    Exit 0: built. Exit 2: a mistake in the call or its input; what is done is kept. Exit 130:
-    stopped with Ctrl-C; continue with --resume.
+    Exit 0: built. Exit 1: too many rows were lost, so nothing was built; what is done is kept.
+    Exit 2: a mistake in the call or its input; what is done is kept. Exit 130: stopped with Ctrl-C;
+    continue with --resume.
     """
 
     inputs: Annotated[
@@ -286,6 +295,7 @@ def _plan(options: BuildCommand) -> BuildPlan:
     columns = given("field", "filter", "map", "strip_front_matter")
     columns |= {"fields": parse_fields(options.fields), "join": parse_join(options.join)}
     source |= {key: value for key, value in columns.items() if value not in (None, False)}
+    source["ignore_columns"] = options.ignore_columns or ()
     by_hash = hash_split(options.seed or 0, options.val_fraction, options.test_fraction)
     specials = {"eot": options.eot} if options.eot else None
     return plan_store(
