@@ -73,7 +73,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
 def build_preferences(
     folder: Path, rows: Sequence[Row], *, val_fraction: float = 0.0, **options: Any
 ) -> BuildReport:
-    """A store of these rows in `folder/store`."""
+    """A store of these rows in `folder/store`, however many are lost."""
     source = open_chats(write_rows(folder / "rows.jsonl", rows), **options)
     return build_chats(
         source,
@@ -82,6 +82,8 @@ def build_preferences(
         tokenizer=TOKENIZER,
         spec=BuildSpec(shard_bytes=64),
         val_fraction=val_fraction,
+        max_loss=1.0,
+        allow_empty=True,
     )
 
 

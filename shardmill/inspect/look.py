@@ -29,7 +29,7 @@ from shardmill.sources import CHAT_REASONS, SHAPES, BatchLimits, open_chats, ope
 from shardmill.sources.batches import choose_field
 from shardmill.sources.conversations import ChatInput
 from shardmill.sources.formats.jsonl import Object, kind_of
-from shardmill.sources.meaning import FoundColumn, meanings_in, sentences
+from shardmill.sources.meaning import FoundColumn, meanings_in, sentences, without_settled
 from shardmill.sources.message_trees import TreeRow, threads
 from shardmill.sources.shapes import ConversationShape, check_best, shape_named, shape_of
 from shardmill.sources.source import BadRowError, FileSource, InputRow, leaves
@@ -150,6 +150,7 @@ class _Found:
     why: str = ""
     texts: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # ids and documents
     chats: list[Conversation] = dataclasses.field(default_factory=list)
+    policy: TrainPolicy = dataclasses.field(default_factory=TrainPolicy)
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
     has_bad_rows: bool = False
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -226,7 +227,7 @@ def _look_at_rows(given: _Given, inputs: Sequence[ChatInput]) -> Look:
             found.drop(one.where(row), row.value.reason, str(row.value))
     _decide(given, good, found)
     settled = {*given.rules.ignore_columns, given.rules.messages_field or ""}
-    settled |= {found.shape.name} if found.shape else set()
+    settled |= {found.shape.name, *found.shape.signs} if found.shape else set()
     meant = _meanings(good, settled)
     if found.kind == "documents":
         meant = [one for one in meant if one.meaning.of_documents and given.field is None]
@@ -291,7 +292,7 @@ def _decide(given: _Given, good: Sequence[tuple[ChatInput, InputRow]], found: _F
         if given.shape is not None:
             found.shape, found.why = shape_named(given.shape), "it was named"
         else:
-            found.shape = shape_of(value)
+            found.shape = shape_of(without_settled(value, given.rules.ignore_columns))
             found.why = f"found in {one.where(row)}"
     except BadRowError as bad:
         found.why = f"{one.where(row)}: {bad}"
@@ -374,7 +375,7 @@ def _read_chats(given: _Given, good: Sequence[tuple[ChatInput, InputRow]], found
         try:
             value = renamed(row.value, given.rules)
             if given.shape is None:
-                check_best(value, found.shape)
+                check_best(without_settled(value, given.rules.ignore_columns), found.shape)
             items = list(found.shape.read(value, row.id, given.rules, row.row))
         except BadRowError as bad:
             found.has_bad_rows = True
@@ -395,6 +396,15 @@ def _take(found: _Found, items: Sequence[Conversation | Drop]) -> None:
     for item in items:
         if isinstance(item, Drop):
             found.drop(item.id, item.reason)
+        elif item.branches:  # a record of preferences: each answer after the prompt
+            found.policy = TrainPolicy(train_on="last-assistant")
+            word = "label" if found.shape is not None and found.shape.name == "kto" else "rank"
+            found.chats += [
+                replace(
+                    item, messages=one.messages, branches=(), id=f"{item.id}, {word} {one.value}"
+                )
+                for one in item.branches
+            ]
         else:
             found.chats.append(item)
 
@@ -463,7 +473,7 @@ def _with_examples(given: _Given, look: Look, found: _Found, meant: Sequence[Fou
         sizes, made = [], []
         for chat in found.chats:
             try:
-                parts = _as_text(chat, TrainPolicy())
+                parts = _as_text(chat, found.policy)
             except Dropped as why:
                 if given.template is None:  # else it is dropped there
                     found.drop(chat.id, str(why))
@@ -499,7 +509,7 @@ def _rendered(given: _Given, found: _Found) -> tuple[list[LookedExample], list[i
     tokenizer, template, _ = open_template(
         given.template, given.tokenizer, dict(given.special) or None
     )
-    result = template.render(found.chats, TrainPolicy())
+    result = template.render(found.chats, found.policy)
     for drop in result.drops:
         found.drop(drop.id, drop.reason)
     ids, mask = result.examples.ids, result.examples.mask

@@ -41,6 +41,7 @@ from shardmill.sources.meaning import (
     first_columns,
     meanings_in,
     refused_columns,
+    without_settled,
 )
 from shardmill.sources.message_trees import TreeRow, threads
 from shardmill.sources.shapes import (
@@ -467,7 +468,8 @@ class ChatSource(NamedSource):
                     known,
                 )
         found = {column.name: column for one in reversed(first) for column in one.found}
-        if found:
+        is_mapped = self._mapping is not None and self._mapping.map is not None
+        if found and not is_mapped:  # a function sees all columns; what it leaves is looked at
             raise refused_columns(list(found.values()))
         read = columns_read(shape)
         if read is not None:
@@ -476,8 +478,14 @@ class ChatSource(NamedSource):
     @cached_property
     def _settled(self) -> frozenset[str]:
         """The columns that are read or ignored on purpose, and the shape, which reads its own."""
-        shape, turns = self._named or self._found, self._rules.messages_field
-        names = [*self._rules.ignore_columns, turns, shape.name if shape else None]
+        shape = self._named or self._found
+        return self._chosen | ({shape.name, *shape.signs} if shape else set())
+
+    @cached_property
+    def _chosen(self) -> frozenset[str]:
+        """The columns that the caller named: to be the turns, to be ignored, or to filter by."""
+        filtered = self._mapping.names if self._mapping is not None else ()
+        names = [self._rules.messages_field, *self._rules.ignore_columns, *filtered]
         return frozenset(name for name in names if name is not None)
 
     def _shape_of(self, number: int, row: InputRow) -> ConversationShape:
@@ -486,7 +494,7 @@ class ChatSource(NamedSource):
         where = self._inputs[number].where(row)
         problem, shape = "no known shape of conversations has these columns", None
         try:
-            shape = shape_of(renamed(row.value, self._rules))
+            shape = shape_of(without_settled(renamed(row.value, self._rules), self._chosen))
         except BadRowError as bad:
             problem = str(bad)
         if shape is None:
@@ -549,7 +557,7 @@ class ChatSource(NamedSource):
         if self._is_renamed:
             value = renamed(value, self._rules)
         if self._named is None:
-            check_best(value, shape)
+            check_best(without_settled(value, self._chosen), shape)
         return shape.read(value, row.id, self._rules, row.row)
 
     def _check_rules(self, shape: ConversationShape) -> None:

@@ -95,6 +95,11 @@ class RowMapping:
         """Whether it needs more of a row than its text."""
         return self.picks_text or self.filter is not None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The columns that were named, to be joined or to filter by."""
+        return frozenset(path[0] for path in self.paths(None))
+
     def columns(self, text_field: str | None) -> tuple[str, ...] | None:
         """The columns that are read; None: all."""
         if self.map is not None:

@@ -76,6 +76,10 @@ def _is_one_value(value: object) -> bool:
     return isinstance(value, str | int | float)
 
 
+def _is_yes_or_no(value: object) -> bool:
+    return isinstance(value, int) and value in (0, 1)
+
+
 def _are_answers(value: object) -> bool:
     """Several texts, or objects with a rank or score."""
     if not isinstance(value, list):
@@ -112,9 +116,15 @@ _MEANINGS = (
     ),
     Meaning(
         names=re.compile("label"),
-        fits=_is_one_value,
+        fits=_is_yes_or_no,
         says="whether an answer is good or bad, and read without it bad ones are trained, too",
         shape="kto",
+        has_filter=True,
+    ),
+    Meaning(
+        names=re.compile("label"),
+        fits=lambda value: _is_one_value(value) and not _is_yes_or_no(value),
+        says="how good an answer is, and read without it bad ones are trained, too",
         has_filter=True,
     ),
     Meaning(
@@ -201,6 +211,13 @@ def refused_columns(found: Sequence[FoundColumn], *, field: str | None = None) -
         f"{found[0].where}: columns that change what is trained would be ignored:\n  {lines}",
         **words,
     )
+
+
+def without_settled(row: Object, settled: Collection[str]) -> Object:
+    """A row without the columns that would change what it means, had the user not settled that: by
+    these its shape is not found."""
+    hidden = {name for name, _ in meanings_in(row)}.intersection(settled)
+    return {name: row[name] for name in row if name not in hidden} if hidden else row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

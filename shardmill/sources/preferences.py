@@ -62,9 +62,11 @@ def is_preference(row: Object) -> bool:
 
 
 def is_kto(row: Object) -> bool:
+    """A prompt, an answer and a label. Of whole conversations a label may say anything, so there
+    the shape must be named."""
     answers = any(row.get(name) is not None for name in _ANSWERS)
     turns = any(isinstance(row.get(name), list) for name in _TURNS)
-    return isinstance(row.get("label"), bool) and (answers or turns)
+    return isinstance(row.get("label"), bool) and answers and not turns
 
 
 def read_preference(
@@ -87,8 +89,10 @@ def read_kto(
 ) -> Iterable[Conversation | Drop]:
     """One answer, or a whole conversation, with a label."""
     label = row.get("label")
-    if not isinstance(label, bool):
-        raise BadRowError("bad_label", f"'label' holds {kind_of(label)}, wanted true or false")
+    if not isinstance(label, int) or label not in (0, 1):
+        raise BadRowError(
+            "bad_label", f"'label' holds {kind_of(label)}, wanted true or false (or 1 or 0)"
+        )
     filled = [name for name in _ANSWERS if row.get(name) is not None]
     if len(filled) > 1:
         raise BadRowError("two_columns", f"{filled[0]!r} and {filled[1]!r} are both filled")

@@ -31,20 +31,23 @@ def row_inputs(source: Source | ConversationSource) -> list[ChatInput]:
 
 
 def check_columns(source: Source, *, field: str | None, ignored: Sequence[str] = ()) -> None:
-    """Refuse documents beside which a column changes what they mean, unless a field was named; list
-    the columns that are not read."""
-    settled = column_names(ignored)
+    """Refuse documents beside which a column changes what they mean, unless a field was named, or
+    what makes the text of a row; list the columns that are not read."""
     for leaf in leaves(source):
         inputs = row_inputs(leaf)
         if not inputs or not isinstance(leaf, FileSource):
             continue
+        mapping = leaf.mapping
+        settled = {*column_names(ignored), *(mapping.names if mapping else ())}
+        is_chosen = field is not None or (mapping is not None and mapping.picks_text)
         first = first_columns(inputs, limits=leaf.limits, settled=settled)
         read = str(leaf.settings.get("field"))
         every = (column for one in reversed(first) for column in one.found)
         found = {column.name: column for column in every if column.meaning.of_documents}
-        if found and field is None:
+        if found and not is_chosen:
             raise refused_columns(list(found.values()), field=read)
-        announce_unused(leaf.name, first, {read, *settled})
+        if mapping is None or mapping.map is None:
+            announce_unused(leaf.name, first, {read, *settled})
 
 
 def row_snippets(inputs: Sequence[ChatInput], ids: Iterable[str]) -> dict[str, str]:

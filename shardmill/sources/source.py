@@ -365,7 +365,7 @@ class FileListSource(NamedSource, ABC):
 
     _is_settled = False
     _description: dict[str, JSON] | None = None
-    _mapping: RowMapping | None = None
+    mapping: RowMapping | None = None
 
     def __init__(
         self, files: tuple[Any, ...], format: Format, *, name: str, limits: BatchLimits
@@ -396,14 +396,14 @@ class FileListSource(NamedSource, ABC):
             )
         source = copy(self)
         on_bad = getattr(self._format, "on_bad", mapping.on_bad)
-        source._mapping = replace(mapping, on_bad=on_bad)
+        source.mapping = replace(mapping, on_bad=on_bad)
         source._description, source._is_settled = None, False
         return source
 
     def _settled(self) -> Format:
         """The format, after one look at files where that is needed."""
         if not self._is_settled:
-            mapping = self._mapping
+            mapping = self.mapping
             if mapping is None or not mapping.picks_text:
                 self._format = self._format.settled(self.files, self.limits)
             if mapping is not None and isinstance(self._format, TableFormat):
@@ -468,7 +468,7 @@ class FileListSource(NamedSource, ABC):
         format = self._settled()
         for file in self.files[first:]:
             check_unchanged(file)
-            read = format.read if self._mapping is None else partial(self._mapping.read, format)
+            read = format.read if self.mapping is None else partial(self.mapping.read, format)
             for batch in read(file, position, self.limits):
                 cursor: Cursor = {"file": _name_in_cursor(file), "position": batch.cursor}
                 yield batch.replaced(cursor=cursor)
@@ -514,7 +514,7 @@ class FileSource(FileListSource):
     @property
     def settings(self) -> dict[str, JSON]:
         """How the files are read: their kind, and every option that changes the documents."""
-        mapped = {} if self._mapping is None else self._mapping.described()
+        mapped = {} if self.mapping is None else self.mapping.described()
         return {"kind": self._format.kind, **self._settled().options(), **mapped}
 
     def describe(self) -> dict[str, JSON]:

@@ -136,7 +136,8 @@ def test_what_cannot_be_compared_is_dropped_by_name(tmp_path: Path) -> None:
 
 
 def test_a_file_of_which_nothing_is_left_is_an_empty_store(tmp_path: Path) -> None:
-    report = build_preferences(tmp_path, [pair("why", "same", "same")])
+    rows = [pair("why", "same", "same")]
+    report = build_preferences(tmp_path, rows)
     assert report.manifest.version == 3
     assert report.manifest.ledger.documents.dropped == {"same_answers": 1}
     assert verify(tmp_path / "store").problems == []

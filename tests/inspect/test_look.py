@@ -178,8 +178,9 @@ def test_input_at_a_url_is_looked_at(tmp_path):
 def test_preferences_are_named_and_not_taken_for_documents(tmp_path):
     path = write(tmp_path / "d.jsonl", {"prompt": "p", "chosen": "a", "rejected": "b"})
     found = shardmill.look(path)
-    assert found.kind != "documents"
-    assert "preference" in f"{found.why} {found.shape}"
+    assert (found.kind, found.shape) == ("conversations", "preference")
+    trained = [[part.text for part in one.parts if part.trained] for one in found.examples]
+    assert trained == [["a"], ["b"]]
 
 
 # the command

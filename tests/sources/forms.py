@@ -114,7 +114,9 @@ def file_of(form: str, packing: str) -> tuple[str, bytes]:
 
 def built(where: str, out: Path, options: dict[str, Any]) -> list[str]:
     """The documents of a store that is built of one input, then the ids of its drops."""
-    shardmill.build(where, out, tokenizer="byte:1", eot="<|end|>", workers=1, **options)
+    shardmill.build(
+        where, out, tokenizer="byte:1", eot="<|end|>", workers=1, max_loss=1.0, **options
+    )
     stored = read_documents(out, "train")
     dropped = out / "dropped.jsonl"
     lines = dropped.read_text().splitlines() if dropped.exists() else []

@@ -88,25 +88,41 @@ def test_a_column_that_holds_nothing_or_something_else_is_read_over(tmp_path, na
 
 
 def test_the_message_says_what_the_columns_mean_and_every_way_to_go_on(tmp_path):
-    rows = [PLAIN | {"chosen": "a", "rejected": "b", "score_chosen": 9}]
+    rows = [PLAIN | {"chosen": "a", "score_chosen": 9}]
     with pytest.raises(SourceError) as caught:
         read(write(tmp_path / "c.jsonl", *rows))
     text = str(caught.value)
     assert f"{tmp_path}/c.jsonl:1: columns that change" in text
-    assert "'chosen' (a string) and 'rejected' (a string) and 'score_chosen' (a number)" in text
+    assert "'chosen' (a string) and 'score_chosen' (a number)" in text
     assert "which of several answers was preferred" in text
     assert "shape='preference'" in text
-    assert "ignore_columns=['chosen', 'rejected', 'score_chosen']" in text
+    assert "ignore_columns=['chosen', 'score_chosen']" in text
     with pytest.raises(SourceError) as caught:
-        read(write(tmp_path / "k.jsonl", {"prompt": "p", "completion": "c", "label": False}))
+        read(write(tmp_path / "k.jsonl", PLAIN | {"label": False}))
     for way in ("shape='kto'", "filter='label'", "ignore_columns=['label']"):
         assert way in str(caught.value)
 
 
-def test_a_file_of_preferences_alone_is_named_as_one(tmp_path):
-    row = {"prompt": "p", "chosen": "a", "rejected": "b"}
-    with pytest.raises(SourceError, match="preference"):
-        read(write(tmp_path / "c.jsonl", row))
+@pytest.mark.parametrize(
+    ("shape", "columns", "plain"),
+    [
+        ("preference", {"prompt": "p", "chosen": "a", "rejected": "b", "response": "c"}, "c"),
+        ("kto", {"prompt": "p", "completion": "a", "label": True}, "a"),
+    ],
+)
+def test_preferences_are_read_as_such_unless_their_columns_are_settled(
+    tmp_path, shape, columns, plain
+):
+    path = write(tmp_path / "c.jsonl", columns)
+    assert open_chats(path).describe()["shape"] == shape
+    names = [name for name in columns if name in ("chosen", "rejected", "label")]
+    ways = [{"ignore_columns": names}, {"filter": " and ".join(f"{n} is not None" for n in names)}]
+    for way in ways:
+        source = open_chats(path, **way)
+        (batch,) = source.batches()
+        assert source.describe()["shape"] == "prompt-response"
+        (chat,) = batch.conversations
+        assert (chat.messages[-1]["content"], chat.branches) == (plain, ())
 
 
 def test_the_first_rows_of_every_file_are_looked_at(tmp_path):

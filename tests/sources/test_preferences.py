@@ -78,11 +78,12 @@ LABELLED: dict[str, Row] = {
 
 @pytest.mark.parametrize("name", LABELLED)
 def test_every_way_to_write_a_label_is_one_record(tmp_path: Path, name: str) -> None:
-    (found,) = read(tmp_path, LABELLED[name])
+    (found,) = read(tmp_path, LABELLED[name], shape="kto")
     assert [*found.messages] == [ASKED]
     assert [([*b.messages], b.value) for b in found.branches] == [([ASKED, GOOD], 1)]
-    (found,) = read(tmp_path, {**LABELLED[name], "label": False})
-    assert [branch.value for branch in found.branches] == [0]
+    for label in (False, 0):
+        (found,) = read(tmp_path, {**LABELLED[name], "label": label}, shape="kto")
+        assert [branch.value for branch in found.branches] == [0]
 
 
 def test_equal_scores_are_equal_ranks_and_the_best_is_first(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_row_that_does_not_fit_has_its_reason(tmp_path: Path, name: str) -> No
     assert reason in CHAT_REASONS
 
 
-@pytest.mark.parametrize("label", [None, 1, "true"])
+@pytest.mark.parametrize("label", [None, 2, "true"])
 def test_a_label_is_true_or_false(tmp_path: Path, label: object) -> None:
     row = {"prompt": "why", "completion": "good", "label": label}
     assert reasons(tmp_path, row, shape="kto") == ["bad_label"]
@@ -154,7 +155,7 @@ def test_a_label_is_true_or_false(tmp_path: Path, label: object) -> None:
 
 def test_a_later_row_of_preferences_among_chats_is_an_error(tmp_path: Path) -> None:
     rows: list[Row] = [{"messages": [ASKED, GOOD]}, pair("why", "good", "bad")]
-    with pytest.raises(SourceError, match="this row is 'preference'"):
+    with pytest.raises(SourceError, match=r"jsonl:2: columns that change .*\n.*'chosen'"):
         read(tmp_path, *rows)
 
 
