@@ -86,17 +86,22 @@ _PARTS = "".join(f"# {n}\n{text}\n" for n, text in enumerate(TEXTS)).encode()
 # format -> the ending of a file, its bytes, the options it is read with, how it can be packed
 FORMS: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "text": (".txt", TEXTS[1].encode(), {}, "gz zst"),
-    "code": (".py", TEXTS[1].encode(), {}, "gz zst"),
-    "parts": (".md", _PARTS, {"split_on": "# [0-9]+"}, "gz zst"),
-    "jsonl": (".jsonl", "".join(json.dumps(row) + "\n" for row in NULLS).encode(), {}, "gz zst"),
-    "json": (".json", json.dumps({"n": 5, "rows": NULLS}, indent=1).encode(), {}, "gz zst"),
-    "csv": (".csv", csv_bytes(ROWS), {}, "gz zst"),
-    "tsv": (".tsv", csv_bytes(ROWS, delimiter="\t"), {}, "gz zst"),
-    "parquet": (".parquet", parquet_bytes(), {}, ""),
-    "arrow file": (".feather", arrow_bytes(NULLS), {}, "gz zst"),
-    "arrow stream": (".arrow", arrow_bytes(NULLS, is_stream=True), {}, "gz zst"),
+    "source code": (".py", TEXTS[1].encode(), {}, "gz zst"),
+    "text in parts": (".md", _PARTS, {"split_on": "# [0-9]+"}, "gz zst"),
+    "JSON lines": (
+        ".jsonl",
+        "".join(json.dumps(row) + "\n" for row in NULLS).encode(),
+        {},
+        "gz zst",
+    ),
+    "JSON list": (".json", json.dumps({"n": 5, "rows": NULLS}, indent=1).encode(), {}, "gz zst"),
+    "CSV": (".csv", csv_bytes(ROWS), {}, "gz zst"),
+    "TSV": (".tsv", csv_bytes(ROWS, delimiter="\t"), {}, "gz zst"),
+    "Parquet": (".parquet", parquet_bytes(), {}, ""),
+    "Arrow, file form": (".feather", arrow_bytes(NULLS), {}, "gz zst"),
+    "Arrow, stream form": (".arrow", arrow_bytes(NULLS, is_stream=True), {}, "gz zst"),
     "tar": (".tar", tar_bytes(MEMBERS), {}, "gz zst"),
-    "webdataset": (".tar", tar_bytes(SAMPLES), {"field": "text"}, "gz zst"),
+    "WebDataset": (".tar", tar_bytes(SAMPLES), {"field": "text"}, "gz zst"),
     "zip": (".zip", zip_bytes(MEMBERS), {}, ""),
 }
 CELLS = [
@@ -109,7 +114,8 @@ CELLS = [
 def file_of(form: str, packing: str) -> tuple[str, bytes]:
     """The name and the bytes of a file."""
     ending, data, *_ = FORMS[form]
-    return f"{form.replace(' ', '-')}{ending}{packing}", PACKERS[packing](data)
+    stem = form.replace(",", "").replace(" ", "-")
+    return f"{stem}{ending}{packing}", PACKERS[packing](data)
 
 
 def built(where: str, out: Path, options: dict[str, Any]) -> list[str]:

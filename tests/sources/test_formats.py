@@ -68,10 +68,10 @@ def from_hub(
 
 def documents(form: str) -> list[str]:
     """What a store of such a file holds, and the ids of its drops."""
-    if form in ("text", "code"):
+    if form in ("text", "source code"):
         return TEXTS[1:2]
-    dropped = {"jsonl": ":4", "json": ":record 3", "parquet": ":row 3", "webdataset": ":s/3"}
-    dropped |= dict.fromkeys(("arrow file", "arrow stream"), ":4")
+    dropped = {"JSON list": ":record 3", "Parquet": ":row 3", "WebDataset": ":s/3"}
+    dropped |= dict.fromkeys(("JSON lines", "Arrow, file form", "Arrow, stream form"), ":4")
     dropped |= dict.fromkeys(("tar", "zip"), ":texts/x.py")
     return [*TEXTS, *(file_of(form, "")[0] + id for id in [dropped.get(form)] if id)]
 
@@ -100,11 +100,10 @@ def test_a_file_of_the_hub_gives_its_documents(
 
 
 def test_the_table_in_the_guide_has_the_cells_that_are_tested() -> None:
-    text = (ROOT / "docs" / "sources.md").read_text()
-    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `form:")]
-    found = {}
-    for name, *cells in rows:
-        found[name.strip().removeprefix("`form:").rstrip("`")] = [cell.strip() for cell in cells]
+    guide = (ROOT / "docs" / "sources.md").read_text()
+    (section,) = (part for part in guide.split("\n## ") if part.startswith("Formats\n"))
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")]
+    found = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows[2:]}
     wanted = {
         form: ["yes", *("yes" if one in packings else "no" for one in ("gz", "zst")), "yes", "yes"]
         for form, (*_, packings) in FORMS.items()

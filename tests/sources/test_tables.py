@@ -119,7 +119,7 @@ def test_a_quote_inside_a_plain_value_is_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"1,hello\n2,there\n", "no columns 'text' in the header; found '1', 'hello'.*needs one"),
+        (b"1,hello\n2,there\n", "no column 'text' in the header; found '1', 'hello'.*needs one"),
         (b"text,text\na,b\n", "2 columns 'text' in the header"),
         (b"\n\ntext\na\n", "begins with a blank line; wanted a header"),
         (b'text\na\n"b\nc\n', "the last quoted value has no closing quote"),

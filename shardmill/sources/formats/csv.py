@@ -165,10 +165,11 @@ class CsvFormat(TableFormat):
 
     def _column(self, file: InputFile, header: _Header, name: str) -> None:
         if header.names.count(name) != 1:
+            found = f"{header.names.count(name)} columns" if name in header.names else "no column"
             listed = ", ".join(f"{one!r:.40}" for one in header.names[:12])
             more = f" and {len(header.names) - 12:,} more" if len(header.names) > 12 else ""
             raise SourceError(
-                f"{file.place}: {header.names.count(name) or 'no'} columns {name!r} in the header; "
+                f"{file.place}: {found} {name!r} in the header; "
                 f"found {listed}{more}; name the column that holds the documents with {{field}}; a "
                 "file without a header needs one as its first line",
                 field=...,
