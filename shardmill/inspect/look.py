@@ -244,8 +244,8 @@ def _look_at_rows(given: _Given, inputs: Sequence[ChatInput]) -> Look:
         columns=_columns([row.value for _, row in good if isinstance(row.value, dict)]),
         kind=found.kind,
         shape=found.shape.name if found.shape else None,
-        field=found.field,
-        why=found.why,
+        field=None if found.field is None else scrub(found.field),
+        why=scrub(found.why),
         meanings=tuple(sentences(meant)),
     )
     return _with_examples(given, look, found, meant)
@@ -495,11 +495,15 @@ def _with_examples(given: _Given, look: Look, found: _Found, meant: Sequence[Fou
         characters=_lengths(sizes),
         tokens=None if tokens is None else _lengths(tokens),
         left_out=dict(found.left_out.most_common()),
-        problems=tuple(problems),
+        problems=tuple(map(scrub, problems)),
     )
     if look.characters is None:
         return look
-    return replace(look, commands=tuple(_commands(given, found, meant)))
+    commands = [
+        NextCommand(line=scrub(one.line), why=scrub(one.why))
+        for one in _commands(given, found, meant)
+    ]
+    return replace(look, commands=tuple(commands))
 
 
 def _rendered(given: _Given, found: _Found) -> tuple[list[LookedExample], list[int]]:
