@@ -52,9 +52,11 @@ from shardmill.store.readers import ChatSpace
 from shardmill.tokenizers import EngineChoice, TrainSpec, choose_encoder, train_tokenizer
 
 COMPILED, EXACT, TRL = 1.3, 2.0, 5.0
-REPEATED = {"sgd": 4, "glaive": 16, "large-sgd": 16, "large-glaive": 96}
-"""How often the file of each part is written, times --times: some seconds of work. Large parts are
-for fast engines."""
+REPEATED = {"sgd": 4, "glaive": 16, "many-sgd": 16, "many-glaive": 64}
+REPEATED |= {"large-sgd": 64, "large-glaive": 384}
+"""How often the file of each part is written, times --times: some seconds of work. Compiled forms
+are learnt once, so they get as many conversations as a set for fine-tuning has: some ten thousand
+for the reference engine, a hundred thousand for fast ones."""
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -203,7 +205,7 @@ def write_inputs(data: Path, folder: Path, times: float) -> dict[str, int]:
     counts: dict[str, int] = {}
     texts: list[str] = []
     for part, repeated in REPEATED.items():
-        file, read = FILES[part.removeprefix("large-")]
+        file, read = FILES[part.rpartition("-")[2]]
         chats = [
             _standard(read(json.loads(line))) for line in (data / file).read_text().splitlines()
         ]
@@ -297,7 +299,7 @@ def store_section(data: Path, *, rounds: int, times: float = 1) -> dict[str, Any
         told = (f"{part}: {count:,} conversations" for part, count in counts.items())
         print(", ".join(told), file=sys.stderr, flush=True)
         for kind in ("sgd", "glaive"):
-            for engine, part in (("reference", kind), ("fast", f"large-{kind}")):
+            for engine, part in (("reference", f"many-{kind}"), ("fast", f"large-{kind}")):
                 jinja, tokens = (
                     Task("build", part, template, engine) for template in ("chatml.jinja", "chatml")
                 )

@@ -291,7 +291,7 @@ def compute(found: dict[str, float]) -> dict[str, Any]:
     shards = gigabytes * found["shards_per_gb"]
     documents = TOKENS / found["tokens_per_document"]
     puts = shards * (PARTS_OF_A_SHARD + 2) + units
-    gets = shards + 2 * units
+    gets = shards + 4 * units
     coordinator = gigabytes * found["plan_s_per_gb"] + units * found["run_s_per_unit"]
     end = gigabytes * found["finish_s_per_gb"]
     rows = []

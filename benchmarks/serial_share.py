@@ -1,19 +1,21 @@
 """What a gigabyte of input costs the process that coordinates a build, beside its workers.
 
-    python benchmarks/serial_share.py [--data FOLDER] [--megabytes 200 2000] [--rounds 5] [--json]
+    python benchmarks/serial_share.py [--data FOLDER] [--megabytes 400 4000] [--rounds 5] [--json]
 
 The coordinator plans, hands out work, collects receipts and writes the index and the manifest: what
 it does cannot be divided, so it bounds how many workers are of use. Asked for: at most 1/200 of the
 CPU time of the workers, with the fast engine, on processes of this machine and on Ray. Exit code 1
 when that is missed.
 
-A cost is the slope between builds of two sizes: what a build takes once (the proof of the engine,
-which is left out altogether, the start of workers) falls out, so the ratio holds for any input. All
-builds of one row run in one process, small and large in turn, two workers each; a row is the median
-of the rounds. Input is JSON lines in files of 100 MB: real pages, repeated with small changes, so
-the engine finds every word in its cache and workers are as cheap as they can be. The units of so
-little input are 8 to 64 MiB; a terabyte has units of 256, which cost less. The coordinator of
-either size takes about 0.1 s, give or take 20 ms: with a smaller difference that is what one sees.
+A cost is the slope between builds of two sizes: what a build takes once (the start of workers)
+falls out, so the ratio holds for any input. Left out altogether are the proof of the engine, and
+the look at the first megabytes that a build takes where its disk might be too small: the larger one
+may need it, and the smaller not. All builds of one row run in one process, small and large in turn,
+two workers each; a row is the median of the rounds. Input is JSON lines in files of 100 MB: real
+pages, repeated with small changes, so the engine finds every word in its cache and workers are as
+cheap as they can be. Units of the first gigabytes are 8 to 128 MiB; a terabyte has units of 256 and
+more, which cost less. The coordinator of either size takes about 0.1 s, give or take 20 ms: with a
+smaller difference that is what one sees.
 
 CPU time is user and system time of all threads: of the coordinator by getrusage, of workers as they
 report it. Ray's own processes (raylet, GCS) are shown, and are part of neither.
@@ -29,7 +31,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +39,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from shardmill.building import BuildSpec, Feed, build_store
+from shardmill.building import run as run_module
 from shardmill.building import worker as worker_module
 from shardmill.building.engines.engine import Engine
+from shardmill.building.resources import check_space
 from shardmill.machine import Usage
 from shardmill.sources import open_source
 from shardmill.tokenizers import (
-    ChosenEncoder,
     TrainSpec,
     choose_encoder,
     open_tokenizer,
@@ -99,7 +102,7 @@ class Meter:
     """CPU seconds of a build, by role."""
 
     def __init__(self) -> None:
-        self._proof, self._workers = 0.0, Usage()
+        self._once, self._workers = 0.0, Usage()
         self._daemons: list[Any] = []
         usage = Engine.usage
 
@@ -107,14 +110,18 @@ class Meter:
             self._workers = usage(engine)
             return self._workers
 
-        def timed(*arguments: Any, **options: Any) -> ChosenEncoder:
-            begin = _own()
-            chosen = choose_encoder(*arguments, **options)
-            self._proof += _own() - begin
-            return chosen
+        def left_out(once: Callable[..., Any]) -> Callable[..., Any]:
+            def timed(*arguments: Any, **options: Any) -> Any:
+                begin = _own()
+                found = once(*arguments, **options)
+                self._once += _own() - begin
+                return found
+
+            return timed
 
         Engine.usage = noted  # type: ignore[method-assign]
-        worker_module.choose_encoder = timed
+        worker_module.choose_encoder = left_out(choose_encoder)
+        run_module.check_space = left_out(check_space)  # type: ignore[attr-defined]
 
     def open_ray(self) -> RayCluster:
         """One Ray for all builds."""
@@ -130,7 +137,7 @@ class Meter:
         return cluster
 
     def build(self, corpus: Path, run_on: str) -> dict[str, float]:
-        self._proof, self._workers = 0.0, Usage()
+        self._once, self._workers = 0.0, Usage()
         tokenizer = open_tokenizer(str(corpus.parent / "bpe/tokenizer.json"))
         begin, daemons = _own(), self._of_daemons()
         with tempfile.TemporaryDirectory(dir=corpus.parent) as out:
@@ -143,7 +150,7 @@ class Meter:
                 workers=WORKERS,
                 run_on=run_on,  # type: ignore[arg-type]
             )
-            coordinator = _own() - begin - self._proof
+            coordinator = _own() - begin - self._once
         split = report.manifest.splits["train"]
         return {
             "coordinator": coordinator,
@@ -223,7 +230,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=os.environ.get("SHARDMILL_REAL_DATA"))
-    parser.add_argument("--megabytes", type=int, nargs=2, default=(200, 2000))
+    parser.add_argument("--megabytes", type=int, nargs=2, default=(400, 4000))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=ENGINES)
     parser.add_argument("--json", action="store_true")

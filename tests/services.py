@@ -22,6 +22,7 @@ import hashlib
 import http.client
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -49,6 +50,7 @@ class Fault:
     drop_after: int | None = None  # send this many bytes of the body, then cut the connection
     short_by: int = 0  # of a hub: leave out this many bytes at the end, and say that it is whole
     delay: float = 0.0  # wait this many seconds first
+    hang: bool = False  # never serve it: wait until the client is gone
     method: str | None = None  # strike only GET, HEAD, POST or PUT
 
 
@@ -160,6 +162,11 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.server.service.fault_for(self.command, path)
         if found is not None:
             time.sleep(found.delay)
+            if found.hang:
+                wait = select.poll()
+                wait.register(self.connection, select.POLLRDHUP)
+                wait.poll()
+                raise ConnectionResetError  # ends this connection
         return found
 
     def log(self, path: str, status: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def room_of(path: Path) -> str:
     return path.relative_to(ROOT / "shardmill").parts[0].removesuffix(".py")
 
 
+@cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """Every imported module name with its line, also inside functions and TYPE_CHECKING blocks."""
     found = []

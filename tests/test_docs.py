@@ -19,7 +19,15 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), FORMAT])
 
 NOT_RUN: dict[str, dict[str, str]] = {
     "README.md": {"pip install 'shardmill[torch,hub,sentencepiece,hf,fast]'": "installs"},
+    "cli.md": {
+        "shardmill bench 'data/*.jsonl' --tokenizer spm.model --seconds 0.5    "
+        "# your text, your tokenizer": "seconds: tests/cli/test_bench.py asks for fewer",
+        "shardmill bench --store store                                         "
+        "# only reading": "as above",
+    },
     "clusters.md": {
+        "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --run-on ray "
+        "                      # a Ray of this machine": "tests/cli/test_run_on_ray.py",
         "shardmill build 'data/*.jsonl' --out store --tokenizer spm.model --run-on ray "
         "--ray-address auto    # the cluster this node is in": "tests/building has a cluster",
     },

@@ -9,7 +9,7 @@ store is finished.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -134,8 +134,9 @@ class Output(Protocol):
     def keep(self, file: HashedFile, name: str) -> str:
         """Give a file its name, durably; its sha256."""
 
-    def write_receipt(self, name: str, data: bytes) -> None:
-        """Durable, and whole or not at all; over an earlier one."""
+    def write_receipt(self, name: str, data: bytes, shards: Collection[str]) -> None:
+        """Of these files of the store, which are kept. Durable, and whole or not at all; over an
+        earlier one."""
 
     def read_receipt(self, name: str) -> bytes | None:
         """None if there is none."""
@@ -366,7 +367,8 @@ class SegmentWriter(Closing):
             receipt=receipt, parts=[len(part) for part in parts], preference=self._has_links
         )
         data = encode_sealed(header, b"".join(parts))
-        self._output.write_receipt(receipt_name(*unit.key), data)
+        shards = [shard.file for shard in _shards_of(splits)]
+        self._output.write_receipt(receipt_name(*unit.key), data, shards)
         return receipt
 
     def close(self) -> None:

@@ -461,8 +461,8 @@ class UnitTask:
                         if sealed is not None:
                             receipt, sealed = sealed.result(), None
                             yield receipt
-                        unsealed.pop_all()
                         before, sealed = writer.after, sealing.submit(_sealed, writer)
+                        unsealed.pop_all()
                     if before[0] == len(self.fill):
                         break
             except Exception:

@@ -163,7 +163,7 @@ class FolderOutput:
             raise cannot_write(self.store / name, error) from error
         return sha256
 
-    def write_receipt(self, name: str, data: bytes) -> None:
+    def write_receipt(self, name: str, data: bytes, shards: Collection[str]) -> None:  # noqa: ARG002
         try:
             with atomic_write(self.receipts / name) as file:
                 file.write(data)

@@ -210,7 +210,9 @@ def _check_message(message: object) -> CheckedMessage:
         raise Dropped("unknown_role")
     if isinstance(content, (list, tuple)):
         content = "".join(map(_part_text, content))
-    if not isinstance(content, str) and not (content is None and calls):
+    if isinstance(content, str):
+        content = str.__str__(content)  # one of numpy's, for one: what is no plain str is no text
+    elif content is not None or not calls:
         raise Dropped("content_not_text")
     reasoning = message.get("reasoning_content")
     if reasoning is not None and not isinstance(reasoning, str):

@@ -22,6 +22,7 @@ from shardmill.loading.config import (
     open_stream,
     read_config,
 )
+from shardmill.loading.fim import fim_options
 from shardmill.loading.order import Shuffle
 from shardmill.loading.state import read_loader_state as read_position
 from shardmill.store import find_plan, open_store, read_plan
@@ -55,6 +56,7 @@ class TrainingOrder:
     name: str | None = None
     documents: bool | None = None
     plan: str | None = None
+    fim: float | None = None
 
     def given(self) -> list[str]:
         """The flags that were given, but for those that also concern examples."""
@@ -80,8 +82,9 @@ def find_moment(folder: Path | None, call: TrainingOrder) -> tuple[DataConfig, M
         raise OptionError(f"--batch-size {batch_size:,}: wanted at most {MOST_ROWS:,} to look at")
     # an option, else the config, else the state; `read_position` refuses what contradicts the state
     recorded = state if call.config is None else {}
+    shuffle = call.shuffle or recorded.get("shuffle", config.shuffle)
     stream = open_stream(
-        replace(config, shuffle=call.shuffle or recorded.get("shuffle", config.shuffle)),
+        replace(config, shuffle=shuffle, **_fim(call, recorded)),
         seq_len=whole_number(seq_len, "seq_len"),
         global_batch_size=world * batch_size,
         seed=recorded.get("seed") if call.seed is None else call.seed,
@@ -100,6 +103,25 @@ def find_moment(folder: Path | None, call: TrainingOrder) -> tuple[DataConfig, M
         batch_size=batch_size,
         documents=config.pack_sequences if call.documents is None else call.documents,
     )
+
+
+def _fim(call: TrainingOrder, recorded: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the config that say how documents are filled in; none: as the config says."""
+    if call.fim is not None:
+        if call.config is not None:
+            raise OptionError(f"--fim {call.fim}: {call.config} says that; leave it out")
+        fim_options(call.fim)  # checks it
+        return {"fim_rate": call.fim}
+    match recorded.get("fim"):
+        case {"rate": rate, "spm_rate": spm_rate, "seed": seed, "tokens": dict(tokens)}:
+            ids = {name: number for name, number in tokens.items() if number is not None}
+            return {
+                "fim_rate": rate,
+                "fim_spm_rate": spm_rate,
+                "fim_seed": seed,
+                "fim_tokens": ids,
+            }
+    return {}
 
 
 def meant_sources(folder: Path | None, call: TrainingOrder, stream: SampleStream) -> list[str]:

@@ -7,6 +7,7 @@ asked for; of a plan with many rows evenly spread ones are counted, and the answ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_args
@@ -25,6 +26,7 @@ from shardmill.loading import (
     TokenSource,
     plan_step,
 )
+from shardmill.loading.fim import FimChange, moved_borders, rearrange
 from shardmill.loading.order import Shuffle
 from shardmill.loading.rows import Documents
 from shardmill.records import IGNORE_INDEX, JSON, BoolArray, OffsetArray
@@ -179,6 +181,7 @@ class Moment:
             "seed": self.stream.seed,
             "shuffle": self.stream.shuffle,
             "documents": self.documents,
+            **({} if self.stream.fim is None else {"fim": self.stream.fim.facts}),
         }
 
     def plan(self) -> list[PlannedSample]:
@@ -191,7 +194,7 @@ class Moment:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Row:
     """One sample as it is trained on."""
 
@@ -201,6 +204,7 @@ class Row:
     columns: tuple[tuple[int, int], ...] | None  # of `window`: each document's; None: not known
     packed: bool  # a row of a pack plan: its documents are examples, and the rest is padding
     edges: OffsetArray  # columns at which a document or the padding starts, the first at 0
+    rearranged: frozenset[int]  # first columns of documents that are filled in in the middle
 
     @property
     def trained(self) -> BoolArray:
@@ -216,17 +220,19 @@ def read_row(moment: Moment, plan: PlannedSample) -> Row:
         np.empty((2, 1, source.seq_len), np.int64),
     )
     source.fill_unchecked(numbers, input_ids, labels)
+    place = np.array([moment.stream.sources.index(source)])
+    changes = moment.stream.fim_changes([plan.sample], place, numbers)
+    rearrange([plan.sample], changes, input_ids, labels)
     window, columns = np.append(input_ids, labels[:, -1]), None
     if isinstance(source, PackSource):  # its labels lack the tokens that are not trained
         found = source.rows(numbers)
         window, columns = found.ids[0], pack_columns(found, plan.documents or ())
     elif plan.documents is not None:
-        first = plan.start
-        columns = tuple((start - first, stop - first) for _, start, stop in plan.documents)
+        columns = _columns_of(plan, plan.documents, changes)
     edges: OffsetArray = np.zeros(1, np.int64)
     # of a store, or of a folder whose end token is known
     if source.split is not None or getattr(source, "eos_token_id", None) is not None:
-        borders = source.borders(numbers)
+        borders = moved_borders(source.borders(numbers), changes)
         edges = np.append(edges, borders.positions)
         if moment.documents:
             mask_labels(labels, borders)
@@ -235,7 +241,28 @@ def read_row(moment: Moment, plan: PlannedSample) -> Row:
             f"--documents: it is not known where the documents of {source.path} start, since it "
             "is not a store; look at it with --no-documents"
         )
-    return Row(plan, window, labels[0], columns, isinstance(source, PackSource), edges)
+    starts = np.concatenate([np.empty(0, np.int64), *(one.plan.moved_starts for one in changes)])
+    return Row(
+        plan=plan,
+        window=window,
+        labels=labels[0],
+        columns=columns,
+        packed=isinstance(source, PackSource),
+        edges=edges,
+        rearranged=frozenset(starts.tolist()),
+    )
+
+
+def _columns_of(
+    plan: PlannedSample, documents: Documents, changes: Sequence[FimChange]
+) -> tuple[tuple[int, int], ...]:
+    """Where the documents of a window are in its row; one that was cut has no columns."""
+    length = plan.stop - plan.start
+    starts = np.array([start - plan.start for _, start, _ in documents], np.int64)
+    for one in changes:
+        moved = one.plan.moved(starts)
+        starts = np.where(moved < 0, length, moved)
+    return tuple(pairwise([*starts.tolist(), length]))
 
 
 def pack_columns(found: PackedRows, documents: Documents) -> tuple[tuple[int, int], ...]:

@@ -72,6 +72,7 @@ class OpenStore:
         # with `name` and `open_tokens`, what loading.TokenSource needs of a store that is open
         self.splits, self.dtype, self.fingerprint = store.splits, store.dtype, store.fingerprint
         self.name, self.is_chat = store.folder.name, store.is_chat
+        self.manifest = store.manifest
         self._lock = threading.Lock()
         self._making: dict[Hashable, threading.Lock] = {}  # what takes long holds up nothing else
         self._kept: dict[Hashable, Any] = {}

@@ -7,6 +7,7 @@ the rows of all sources in one order, and `Loader` is a position in that order.
 from __future__ import annotations
 
 from shardmill.loading.api import load
+from shardmill.loading.fim import FimCounts, FimOptions, FimTokens
 from shardmill.loading.loader import Loader, SourceCounters
 from shardmill.loading.order import PlannedSample, SampleStream, plan_step
 from shardmill.loading.packed_rows import ChatRows, PackSource
@@ -17,6 +18,9 @@ from shardmill.records import Batch
 __all__ = [
     "Batch",
     "ChatRows",
+    "FimCounts",
+    "FimOptions",
+    "FimTokens",
     "Loader",
     "PackSource",
     "PlannedSample",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 from shardmill.arguments import choices, whole_number
 from shardmill.errors import OptionError
 from shardmill.loading.config import DataConfig, open_stream, read_config
+from shardmill.loading.fim import Fim
 from shardmill.loading.loader import Loader
 from shardmill.loading.order import SampleStream, Shuffle
 from shardmill.loading.packed_rows import PackSource, checked_plan
@@ -56,6 +57,7 @@ def load(
     shuffle: Shuffle | None = None,
     documents: bool | None = None,
     num_samples: SupportsIndex | None = None,
+    fim: Fim = None,
 ) -> Loader | Any:
     """Training batches from stores: an endless `Loader`, or one that ends after `num_samples`.
 
@@ -68,19 +70,26 @@ def load(
     `seq_len`: inputs per row. `batch_size`: rows of this rank. `seed`: None is 0, or the config's.
     `rank` and `world` are those of torchrun (RANK and WORLD_SIZE) unless both are given. `to`:
     "numpy" for `Batch`es, "torch" for dicts of tensors. `split`: None is "train". `shuffle`: see
-    `SampleStream`; None is "global". `documents`: see `Loader`.
+    `SampleStream`; None is "global". `documents`: see `Loader`. `fim`: the share of rows in which
+    documents are rearranged to fill in the middle, or one for each store by its name, or
+    `FimOptions` (docs/loading.md).
     """
     form = chosen_form(to)
     own_rank, own_world = rank_and_world(rank, world)
     rows, length = whole_number(batch_size, "batch_size"), whole_number(seq_len, "seq_len")
     config = _config(stores)
     if config is None:
-        found = _open_stores(stores, length, split or "train", seed=seed or 0, shuffle=shuffle)
+        order = {"seed": seed or 0, "shuffle": shuffle or "global", "fim": fim}
+        found = _open_stores(stores, length, split or "train", order)
     else:
-        for name, value in (("split", split), ("shuffle", shuffle)):
+        for name, key, value in (
+            ("split", "split", split),
+            ("shuffle", "shuffle", shuffle),
+            ("fim", "fim_rate", fim),
+        ):
             if value is not None:
                 raise OptionError(
-                    f"{{{name}}}: {config.file} decides this; set data.{name} there",
+                    f"{{{name}}}: {config.file} decides this; set data.{key} there",
                     **{name: value},
                 )
         found = open_stream(config, seq_len=length, global_batch_size=rows * own_world, seed=seed)
@@ -145,9 +154,7 @@ def _config(stores: Stores) -> DataConfig | None:
     return None
 
 
-def _open_stores(
-    stores: Any, seq_len: int, split: str, *, seed: int, shuffle: Shuffle | None
-) -> SampleStream:
+def _open_stores(stores: Any, seq_len: int, split: str, order: Mapping[str, Any]) -> SampleStream:
     weights: list[float] | None = None
     if isinstance(stores, Mapping):
         stores, weights = list(stores), list(stores.values())
@@ -159,7 +166,7 @@ def _open_stores(
             sources.append(_open(one, seq_len, split))
             undo.callback(sources[-1].close)
         _check_names(sources)
-        stream = SampleStream(sources, weights=weights, seed=seed, shuffle=shuffle or "global")
+        stream = SampleStream(sources, weights=weights, **order)
         undo.pop_all()
     return stream
 

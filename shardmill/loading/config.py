@@ -25,6 +25,7 @@ from shardmill.loading.config_reader import (
     refuse,
     written_values,
 )
+from shardmill.loading.fim import FimOptions, FimTokens, find_tokens
 from shardmill.loading.order import SampleStream, Shuffle
 from shardmill.loading.packed_rows import PackSource, checked_plan
 from shardmill.loading.rows import TokenSource
@@ -36,8 +37,10 @@ from shardmill.tokenizers import open_tokenizer
 from shardmill.tokenizers.base import usual_id
 
 EVERY_FILE = "*.npy"
+_MARKS = ("prefix", "suffix", "middle", "end")
 Dtype = Literal["uint16", "uint32"]
 Weights = Mapping[str, Annotated[float, Between(0)]]
+Share = Annotated[float, Between(0, most=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -51,6 +54,7 @@ class DatasetConfig(Section):
     dtype: Dtype | None = None
     split: Text | None = None
     plan: Text | None = None  # of a chat store: rows of this pack plan instead of windows
+    fim_rate: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -80,6 +84,11 @@ class DataConfig(Section):
     anneal_weights: Weights = field(default_factory=dict)
     seed: Annotated[int, Between(0, 2**64)] = 0
     shuffle: Shuffle = "global"
+    fim_rate: Share = 0.0  # of the rows whose documents are rearranged to fill in the middle
+    fim_spm_rate: Share = 0.5
+    fim_seed: Annotated[int, Between(0, 2**64)] | None = None  # None: that of the order
+    fim_tokens: Mapping[str, Annotated[int, Between(0)]] = field(default_factory=dict)
+    # prefix, suffix, middle, perhaps end; empty: found by their usual names
     reader: ReaderName = "auto"  # how token files are read; the tokens are the same
     num_workers: Annotated[int, Between(0)] = 0
     pin_memory: bool = False
@@ -92,6 +101,12 @@ class DataConfig(Section):
         if self.dataset_path is not None:
             return (DatasetConfig(name="", path=self.dataset_path, plan=self.plan),)
         return self.datasets
+
+    @property
+    def fim_rates(self) -> dict[int, float]:
+        """The share of each source, by its number, that is not 0."""
+        rates = [self.fim_rate if one.fim_rate is None else one.fim_rate for one in self.sources]
+        return {number: rate for number, rate in enumerate(rates) if rate}
 
     def lr_scale(self, step: int) -> float:
         """The factor on the learning rate at this step. Annealing does not change it."""
@@ -193,6 +208,12 @@ def _problems(config: DataConfig) -> Iterator[str]:
             f"data.anneal_start_step: found {start:,}, but data.phases[{len(starts) - 1}] "
             f"{problem}; annealing is the last phase: wanted more than {last:,}"
         )
+    marks = config.fim_tokens.keys()
+    if marks and not {"prefix", "suffix", "middle"} <= marks <= {*_MARKS}:
+        yield (
+            f"data.fim_tokens: found {', '.join(sorted(marks))}; wanted the ids of prefix, suffix "
+            "and middle, and of the end of a document (end) where the data do not name it"
+        )
     folders = _plain_folders(config)
     if config.pack_sequences and config.tokenizer_path is None and folders:
         yield (
@@ -252,7 +273,9 @@ def open_stream(
     """
     batch = whole_number(global_batch_size, "global_batch_size")
     changes = config.weight_phases()
-    eos = eos_token_id(config) if config.pack_sequences and _plain_folders(config) else None
+    folders = _plain_folders(config)
+    wants_eos = config.pack_sequences or (config.fim_rates and config.tokenizer_path)
+    eos = eos_token_id(config) if folders and wants_eos else None
     with ExitStack() as undo:
         sources: list[TokenSource | PackSource] = []
         for entry in config.sources:
@@ -265,10 +288,26 @@ def open_stream(
             shuffle=config.shuffle,
             temperature=config.mix_temperature,
             phases=[(step * batch, weights) for step, weights in changes[1:]],
+            fim=_fim_options(config, [source.name for source in sources]),
         )
         undo.pop_all()
     stream.documents = config.pack_sequences
     return stream
+
+
+def _fim_options(config: DataConfig, names: Sequence[str]) -> FimOptions:
+    """Tokens that the config does not give are those of its tokenizer, where a source is a folder,
+    else those that the stores name."""
+    tokens = FimTokens(**config.fim_tokens) if config.fim_tokens else None
+    path = config.tokenizer_path
+    if config.fim_rates and tokens is None and path is not None and _plain_folders(config):
+        tokens = find_tokens(open_tokenizer(path).special_token_ids(), path)
+    return FimOptions(
+        rate={names[number]: rate for number, rate in config.fim_rates.items()},
+        spm_rate=config.fim_spm_rate,
+        seed=config.fim_seed,
+        tokens=tokens,
+    )
 
 
 def meant_split(path: str | Path, split: str | None) -> tuple[Store, str] | None:

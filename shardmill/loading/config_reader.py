@@ -29,11 +29,13 @@ MAX_YAML_VALUES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A number of at least `least` and, if given, less than `below` or more than `above`."""
+    """A number of at least `least` and, if given, less than `below`, at most `most` or more than
+    `above`."""
 
     least: float = 0
     below: int | None = None
     above: float | None = None
+    most: float | None = None
 
 
 Text = Annotated[str, "not empty"]
@@ -396,6 +398,8 @@ def _wanted(base: Any, origin: Any, value: Any, rules: Sequence[Any]) -> str | N
                 return f"at least {rule.least:,}"
             if rule.below is not None and value >= rule.below:
                 return f"less than {rule.below:,}"
+            if rule.most is not None and value > rule.most:
+                return f"at most {rule.most:,}"
     return None
 
 

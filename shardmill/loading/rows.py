@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from shardmill.records import (
     PreferenceKind,
     write_next_token_pairs,
 )
-from shardmill.store import Exclusions, Store, read_exclusions
+from shardmill.store import Exclusions, Manifest, Store, read_exclusions
 from shardmill.store.branches import refuse_preferences
 from shardmill.store.readers import TokenSpace, Windows, open_token_folder, open_tokens
 from shardmill.store.readers.documents import Borders, borders_after, checked_starts, find_borders
@@ -62,6 +63,8 @@ class RowSource(ABC):
     window_bytes: int  # of one row on disk, about
     reader: str  # "mapped" or "pread"
     excluded: ExcludedItems | None = None  # rows that a stream must not give
+    special_token_ids: Mapping[str, int] = MappingProxyType({})  # by name, where they are known
+    vocab_size: int | None = None
     kind: Literal["rows", "packed"] | PreferenceKind = "rows"
     # what it gives: rows, packed pairs, pairs ("ranks"), labelled answers ("labels")
     _unit = "row"  # what a row is called in messages
@@ -73,6 +76,32 @@ class RowSource(ABC):
     def borders(self, items: OffsetArray) -> Borders:
         """Where documents begin in these rows of `seq_len + 1` tokens; an OptionError when that is
         not known, also for no items."""
+
+    def whole_documents(self, items: OffsetArray) -> tuple[OffsetArray, OffsetArray]:
+        """Where the documents that lie whole inside these rows start and stop: positions
+        `row * (seq_len + 1) + column`, ascending. An OptionError when that is not known, also for
+        no items."""
+        opens, closes = self._closed(items)
+        borders = self.borders(items)
+        length = borders.length
+        edges = np.arange(len(items) + 1) * length
+        starts = np.concatenate((edges[:-1], borders.positions))
+        starts.sort()
+        stops = np.append(starts[1:], edges[-1])[: len(starts)]
+        whole = np.ones(len(starts), np.bool_)
+        whole[starts.searchsorted(edges[:-1])] = opens
+        whole[stops.searchsorted(edges[1:])] &= closes
+        return starts[whole], stops[whole]
+
+    def _closed(self, items: OffsetArray) -> tuple[BoolArray, BoolArray]:  # noqa: ARG002
+        """Whether a document begins with the first token of each row, and whether one ends with
+        its last token."""
+        raise OptionError(
+            f"{{fim}}: source {self.name!r} is not of documents ({type(self).__name__}, "
+            f"{self.path}), so there is nothing to fill in; give shares to the other sources "
+            "alone, such as fim={'code': 0.5}",
+            fim=...,
+        )
 
     @abstractmethod
     def span(self, item: int) -> RowSpan: ...
@@ -144,6 +173,9 @@ class TokenStore(Protocol):
 
     @property
     def exclusions(self) -> Exclusions: ...
+
+    @property
+    def manifest(self) -> Manifest: ...
 
     splits: tuple[str, ...]
     dtype: str
@@ -222,6 +254,8 @@ class TokenSource(SplitTokens, RowSource):
             space = _open_space(store, found, reader)
             self.path, self.split = store.folder, found
             self.fingerprint = f"{store.fingerprint}/{found}"
+            self.special_token_ids = store.manifest.special_token_ids
+            self.vocab_size = store.manifest.vocab_size
         else:
             assert isinstance(path, str | Path | TokenFolder), "anything else is a store"
             folder = path if isinstance(path, TokenFolder) else open_token_folder(path)
@@ -236,6 +270,8 @@ class TokenSource(SplitTokens, RowSource):
         self.num_tokens = space.num_tokens
         self.window_bytes = (self.seq_len + 1) * space.dtype.itemsize
         self.eos_token_id = check_eos(space, eos_token_id, self.name)
+        if self.eos_token_id is not None:
+            self.special_token_ids = {"eos": self.eos_token_id}
         self.excluded = self._excluded_by(self._excluded_spans())
 
     def __len__(self) -> int:
@@ -251,18 +287,27 @@ class TokenSource(SplitTokens, RowSource):
         if starts is not None:
             return find_borders(starts, items * self.seq_len, self.seq_len + 1)
         if self.eos_token_id is None:
-            raise OptionError(
-                f"{{documents}}, but it is not known where the documents of source {self.name!r} "
-                f"begin: {self.path} is a folder of tokens, not a store. Name the token that ends "
-                f"a document, TokenSource(..., eos_token_id=...), or build a store",
-                documents=True,
-            )
+            raise self._unknown_documents(documents=True)
         length = self.seq_len + 1
         places = [np.empty(0, np.int64)]
         for part in self._parts(len(items)):  # read just before, so cached
             ids = self._windows.gather_unchecked(items[part])
             places.append(borders_after(ids, self.eos_token_id).positions + part.start * length)
         return Borders(len(items), length, np.concatenate(places))
+
+    def _closed(self, items: OffsetArray) -> tuple[BoolArray, BoolArray]:
+        first, stop = items * self.seq_len, items * self.seq_len + self.seq_len + 1
+        starts = self.document_starts()
+        if starts is not None:
+            at, last = starts.searchsorted(first), starts.searchsorted(stop)
+            edges = np.append(starts, self.num_tokens)  # the last document ends with the tokens
+            return edges[at] == first, edges[last] == stop
+        eos = self.eos_token_id
+        if eos is None:
+            raise self._unknown_documents(fim=...)
+        before = self._space.gather_unchecked(np.maximum(first - 1, 0), 1)[:, 0]
+        last_ids = self._space.gather_unchecked(stop - 1, 1)[:, 0]
+        return (first == 0) | (before == eos), last_ids == eos
 
     def spans(self, items: OffsetArray) -> OffsetArray:
         """(n, 2) the tokens of these windows, start and stop."""
@@ -282,6 +327,15 @@ class TokenSource(SplitTokens, RowSource):
 
     def prefetch(self, items: npt.ArrayLike) -> None:
         self._windows.prefetch(items)
+
+    def _unknown_documents(self, **asked: Any) -> OptionError:
+        (option,) = asked
+        return OptionError(
+            f"{{{option}}}, but it is not known where the documents of source {self.name!r} "
+            f"begin: {self.path} is a folder of tokens, not a store. Name the token that ends "
+            f"a document, TokenSource(..., eos_token_id=...), or build a store",
+            **asked,
+        )
 
     def _excluded_by(self, spans: OffsetArray) -> ExcludedItems | None:
         return excluded_windows(

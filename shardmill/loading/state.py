@@ -23,6 +23,7 @@ from msgspec.structs import asdict, astuple
 
 from shardmill.errors import StateMismatchError
 from shardmill.loading.exclusion import warn_of_change
+from shardmill.loading.fim import FimCounts
 from shardmill.loading.order import SampleStream
 from shardmill.records import JSON
 from shardmill.sampling.order import fingerprint_of
@@ -117,6 +118,7 @@ def read_count(state: Mapping[str, Any], name: str, *, most: int = 2**63 - 1) ->
 _LOADER = "shardmill.loader"
 _MOST_BYTES = 1000  # of a state as JSON; sources that do not fit are counted, not listed
 _EXCLUSIONS = "exclusions"  # only present when something is excluded; may differ on resume
+_FIM = "fim"  # only present when documents are rearranged
 _SHORT = 16  # hex digits of a fingerprint that is only compared
 
 
@@ -138,6 +140,7 @@ def loader_state(stream: SampleStream, samples: int) -> State:
             [one.name, fingerprint_of(source=one.fingerprint)[:_SHORT]] for one in stream.sources
         ],
         **({} if excluded is None else {_EXCLUSIONS: excluded}),
+        **({} if stream.fim is None else {_FIM: stream.fim.facts}),
         samples=samples,
     )
     longest = len(json.dumps({**state, "samples": 2**63 - 1}))
@@ -150,7 +153,8 @@ def read_loader_state(state: Mapping[str, Any], stream: SampleStream) -> int:
     Exclusions may differ, since they move no other sample; a warning says so.
     """
     own = loader_state(stream, 0)
-    found = read_envelope(state, _LOADER, own.keys() - {_EXCLUSIONS}, optional=[_EXCLUSIONS])
+    optional = {_EXCLUSIONS, _FIM}
+    found = read_envelope(state, _LOADER, own.keys() - optional, optional=optional)
     refuse_differences(_loader_differences(found, own))
     samples = read_count(found, "samples", most=MOST_SAMPLES)
     warn_of_change(found.get(_EXCLUSIONS), stream.exclusions, "Loader")
@@ -168,11 +172,24 @@ def _loader_differences(state: Mapping[str, Any], own: Mapping[str, Any]) -> Ite
             f"data: other tokens, names or numbers of windows in at least one of "
             f"{_number(own['sources'])} sources"
         )
+    before, now = _fim_facts(state), _fim_facts(own)
+    both = before.keys() & now.keys()
+    yield from differences({key: before[key] for key in both}, {key: now[key] for key in both})
     if state["mix"] != own["mix"]:
         yield "weights, temperature or phases: not those of the state"
     same = all(state[key] == own[key] for key in ("data", "mix", *plain))
     if same and state["order"] != own["order"]:
         yield "order: made by the rules of another version of shardmill"
+
+
+def _fim_facts(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Named like the options; a state without them rearranges nothing."""
+    found = state.get(_FIM, {"rate": 0})
+    if not isinstance(found, Mapping):
+        raise StateMismatchError(
+            f"{_FIM}: the state has {found!r:.80}; it was changed since it was saved"
+        )
+    return {f"{_FIM}.{name}": value for name, value in found.items()}
 
 
 def _source_differences(before: Any, now: Any) -> Iterator[str]:
@@ -245,9 +262,10 @@ class Counts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Rows given and what they hold; `input_...`: what was read to make them, in input rows.
 
     `tokens + padding == rows * (seq_len + 1)`; over an epoch `tokens + truncated_tokens` is every
-    token of every document. Reading is ahead of giving by what is buffered. Rows without text
-    count in one process only: over all processes `input_documents + input_empty + input_dropped`
-    is the input.
+    token of every document (with fill in the middle less three for each of its documents, and with
+    what was cut for them). Reading is ahead of giving by what is buffered. Rows without text count
+    in one process only: over all processes `input_documents + input_empty + input_dropped` is the
+    input.
     """
 
     rows: _Count = 0  # with rows of padding only, in the last batch
@@ -298,9 +316,13 @@ class StreamStats:
 
     batch: Counts
     total: Counts
+    fim: FimCounts = field(
+        default_factory=FimCounts
+    )  # rearranged to fill in the middle, of the total
 
     def to_dict(self) -> dict[str, JSON]:
-        return {"batch": self.batch.to_dict(), "total": self.total.to_dict()}
+        found: dict[str, JSON] = {"batch": self.batch.to_dict(), "total": self.total.to_dict()}
+        return found | ({"fim": self.fim.to_dict()} if self.fim.rows else {})
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -312,6 +334,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     part: _Count = 0  # sequential: ids of that document in earlier rows; bins: rows already given
     # of the buffer that begins with that document
     counts: Counts = Counts()
+    fim: FimCounts | msgspec.UnsetType = msgspec.UNSET  # not written when nothing was rearranged
 
     def to_json(self) -> str:
         """Compact, and ASCII also where the source's cursor is not."""
@@ -329,6 +352,10 @@ class Saved:
     @property
     def totals(self) -> Counts:
         return sum((one.counts for one in self.positions.values()), Counts())
+
+    @property
+    def fim(self) -> FimCounts:
+        return sum((one.fim or FimCounts() for one in self.positions.values()), FimCounts())
 
 
 def stream_state(saved: Saved) -> State:

@@ -102,7 +102,7 @@ class UrlOutput:
         self._url, self.run, self._scratch = url, run, scratch
         self._store, self._found = store, found
         self.remote = open_destination(url)
-        self._sent: dict[str, str] = {}  # shards of the unit at work, and their content
+        self._sent: dict[str, str] = {}  # shards of units at work, and their content
         self.contents: dict[str, str] = {}  # the same of all receipts that were read
         self._ahead = _ReadAhead(self.remote, filter(_is_receipt, found or ()))
 
@@ -182,10 +182,14 @@ class UrlOutput:
     def holds(self, shard: WrittenShard, num_bytes: int) -> bool:
         return self.has(shard.file, num_bytes)
 
-    def write_receipt(self, name: str, data: bytes) -> None:
-        head = msgspec.json.encode(self._sent)
+    def write_receipt(self, name: str, data: bytes, shards: Collection[str]) -> None:
+        head = msgspec.json.encode({shard: self._sent.pop(shard) for shard in shards})
         self.remote.pipe(self._receipt(name), head + b"\n" + data)
-        self._sent = {}
+        try:
+            self._check_run()  # afterwards, so that either this or the coordinator removes it
+        except BuildError:
+            self.remove_receipt(name)
+            raise
 
     def read_receipt(self, name: str) -> bytes | None:
         path = self._receipt(name)

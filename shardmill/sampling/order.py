@@ -261,13 +261,13 @@ class Rounds:
     @classmethod
     def numbered(cls, bits: int, words: Sequence[int], numbers: Words) -> Rounds:
         """A bijection for each number; `words` holds two per round."""
-        mixed = _mixed(words, numbers)
+        mixed = mixed_words(words, numbers)
         return cls(bits, tuple(zip(mixed[::2] | np.uint64(1), mixed[1::2], strict=True)))
 
     @classmethod
     def of_number(cls, bits: int, words: Sequence[int], number: int) -> Rounds:
         """The single bijection that `numbered` has for this number."""
-        return cls.single(bits, _mixed(words, np.array([number], np.uint64))[:, 0].tolist())
+        return cls.single(bits, mixed_words(words, np.array([number], np.uint64))[:, 0].tolist())
 
     def inverse(self) -> Rounds:
         """The way back. Not for rounds that are backward already."""
@@ -325,7 +325,7 @@ def _inverse_of(odd: Words) -> Words:
     return inverse
 
 
-def _mixed(words: Sequence[int], numbers: Words) -> Words:
+def mixed_words(words: Sequence[int], numbers: Words) -> Words:
     """(len(words), len(numbers)): each word moved by each number, then mixed by splitmix64."""
     mixed: Words = np.array(words, np.uint64)[:, None] + numbers * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -11,7 +11,7 @@ from shardmill.sources.formats.parquet import ParquetSource
 from shardmill.sources.formats.text import TextSource
 from shardmill.sources.hub import HubParquetSource, HubSource, iter_rows, open_hub
 from shardmill.sources.memory import MemoryChats, MemorySource
-from shardmill.sources.open import open_chats, open_source
+from shardmill.sources.open import open_chats, open_source, open_texts, texts_of
 from shardmill.sources.shapes import CHAT_REASONS, SHAPES
 from shardmill.sources.source import ConcatSource
 from shardmill.storage.hub import HubOptions
@@ -36,5 +36,7 @@ __all__ = [
     "open_chats",
     "open_hub",
     "open_source",
+    "open_texts",
     "stamp_of",
+    "texts_of",
 ]

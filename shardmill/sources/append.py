@@ -26,7 +26,6 @@ class Appended:
     """A source of old files, followed by new ones."""
 
     source: Source  # all of them
-    fresh: Source | None  # only the new files; None when there are none
     old: frozenset[object]  # the places of the old files
     num_new: int  # files
 
@@ -48,15 +47,9 @@ def append_files(source: Source, before: Mapping[str, Any]) -> Appended:
     new = [(leaf, file) for leaf, file in found if file.place not in places]
     return Appended(
         source=source if [*old, *new] == found else _joined(source, [*old, *new]),
-        fresh=_joined(source, new) if new else None,
         old=places,
         num_new=len(new),
     )
-
-
-def files_of(source: Source) -> list[InputFile]:
-    """The files of a source that is made of files, in order."""
-    return [file for leaf in _leaves(source) for file in leaf.files]
 
 
 def only_files(source: Source, places: Collection[object]) -> Source | None:

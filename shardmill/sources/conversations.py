@@ -32,7 +32,7 @@ from shardmill.sources.batches import (
     utf8_bytes,
 )
 from shardmill.sources.fan_out import fanned_out
-from shardmill.sources.formats.jsonl import OnBad, check_on_bad
+from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
 from shardmill.sources.formats.parquet import ParquetFormat, without_nulls
 from shardmill.sources.hub import hub_rows, stored_rows
 from shardmill.sources.message_trees import TreeRow, threads
@@ -396,6 +396,12 @@ class ChatSource(NamedSource):
             self._look()
             self._has_looked = True
         return self._named or self._found
+
+    def first_row(self) -> Object | None:
+        """The first row that can be read, as it is written."""
+        rows = self._rows(ChatCursor(0, None))
+        values = (row.value for _, row in rows)
+        return next((value for value in values if isinstance(value, dict)), None)
 
     def _look(self) -> None:
         """Find the shape in the first row that can be read, and what the first rows lack."""

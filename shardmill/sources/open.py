@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from glob import has_magic
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from shardmill.errors import HubError, OptionError, SourceError
 from shardmill.protocols import Source
+from shardmill.records import TextBatch
 from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, name_of
 from shardmill.sources.conversations import ChatInput, ChatSource, HubRows
 from shardmill.sources.formats import json_array
@@ -241,6 +242,54 @@ def open_chats(
     return ChatSource(
         inputs, name=name or name_of(where), shape=shape, rules=rules, on_bad=on_bad, limits=limits
     )
+
+
+def open_texts(
+    where: Where, *, field: str | None = None, shape: str | None = None, **options: Any
+) -> Source | ChatSource:
+    """Open what holds text, whatever it is, for `texts_of`.
+
+    Conversations where `shape` or an option of conversations says so. Without these and without
+    `field`: where the first row has a shape of conversations and no field `text`.
+    """
+    are_chats = shape is not None or not options.keys().isdisjoint(_RULES)
+    if are_chats and field is not None:
+        raise OptionError(
+            "{field}: for documents, but another option says that these are conversations: leave "
+            "out one of them",
+            field=field,
+        )
+    if are_chats or (field is None and _begins_with_chat(where)):
+        return open_chats(where, shape=shape, **options)
+    if field is not None:
+        options["field"] = field
+    return open_source(where, **options)
+
+
+def _begins_with_chat(where: Where) -> bool:
+    try:
+        row = open_chats(where).first_row()
+    except SourceError:
+        return False  # what is wrong is said when the documents are opened
+    return row is not None and "text" not in row and _shape(row, ReadRules()) is not None
+
+
+def texts_of(source: Source | ChatSource) -> Iterator[str]:
+    """The documents, or what the messages of conversations say: contents and reasoning. Rows that
+    are left out are counted in a warning."""
+    left_out: Counter[str] = Counter()
+    for batch in source.batches():
+        left_out.update(drop.reason for drop in batch.drops)
+        if isinstance(batch, TextBatch):
+            yield from batch.strings or batch.texts.to_pylist()
+            continue
+        for conversation in batch.conversations:
+            for message in conversation.messages:
+                said = (message.get("reasoning_content"), message.get("content"))
+                yield from (text for text in said if isinstance(text, str) and text)
+    if left_out:
+        counts = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(left_out.items()))
+        logger.warning("source %r: rows that gave no text (%s)", source.name, counts)
 
 
 def _files_of(parts: Sequence[str]) -> list[list[InputFile]]:

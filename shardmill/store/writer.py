@@ -36,7 +36,7 @@ from shardmill.records import (
     PreferenceKind,
     Ragged,
 )
-from shardmill.storage.atomic import HashedFile, cannot_write, sync_folder
+from shardmill.storage.atomic import HashedFile, cannot_write, sync_folder, temporary_name
 from shardmill.store.branches import num_records, problems_of, saved_tokens
 from shardmill.store.layout import (
     DROPPED,
@@ -584,13 +584,15 @@ def share_file(old: Path, new: Path, sha256: str) -> bool:
             raise cannot_write(new, error) from error
     else:
         return True
-    file = HashedFile(new)
+    file = HashedFile(temporary_name(new))
     try:
         for chunk in _checked(old, sha256, read_chunks(old)):
             file.write(chunk)
         file.finish()
+        file.path.replace(new)
     finally:
         file.abort()
+        file.path.unlink(missing_ok=True)
     return False
 
 

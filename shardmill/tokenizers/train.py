@@ -32,8 +32,8 @@ MAX_VOCAB = 2**24
 ModelType = Literal["unigram", "bpe", "byte-bpe"]
 CHUNK_CHARACTERS = 16_384
 _FILE_NAMES = {"unigram": "spm.model", "bpe": "spm.model", "byte-bpe": "tokenizer.json"}
-_FOLDER_SUFFIXES = (".txt", ".md")
-_STRUCTURED = (".jsonl", ".json", ".gz", ".zst", ".parquet", ".arrow", ".bin")
+TEXT_SUFFIXES = (".txt", ".md")
+NOT_TEXT = (".jsonl", ".json", ".gz", ".zst", ".parquet", ".arrow", ".bin")
 
 
 def find_files(patterns: Sequence[str | Path]) -> list[Path]:
@@ -42,7 +42,7 @@ def find_files(patterns: Sequence[str | Path]) -> list[Path]:
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
-            matched = [file for file in path.rglob("*") if file.suffix in _FOLDER_SUFFIXES]
+            matched = [file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES]
         elif has_magic(str(pattern)) and not path.exists():
             matched = [Path(name) for name in glob(str(pattern), recursive=True)]  # noqa: PTH207
         else:
@@ -55,7 +55,7 @@ def find_files(patterns: Sequence[str | Path]) -> list[Path]:
             )
         found |= files
     for file in sorted(found):
-        if file.suffix in _STRUCTURED:
+        if file.suffix in NOT_TEXT:
             raise TokenizerError(
                 f"{file} is not plain text; train from the texts of a source instead ({{texts}})",
                 texts=...,

@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
 from shardmill.errors import OptionError, StateMismatchError, missing_extra
+from shardmill.loading.state import read_stream_state
 from shardmill.loading.streaming import Counts, StreamStats, StreamTokenizer, TextStream
 from shardmill.protocols import Closing
 from shardmill.records import Batch, BoolArray, IntArray
@@ -159,8 +160,8 @@ class StreamIterator(grain.DatasetIterator, Closing):  # type: ignore[misc]  # u
 
     def stats(self) -> StreamStats:
         """Counts of the last batch given and of the run so far, for this process."""
-        totals = self._totals()
-        return StreamStats(batch=totals - self._before, total=totals)
+        totals, fim = self._totals(), read_stream_state(self.get_state()).fim
+        return StreamStats(batch=totals - self._before, total=totals, fim=fim)
 
     def _totals(self) -> Counts:
         return Counts(**self.get_state()["totals"])

@@ -15,10 +15,10 @@ from shardmill.tokenizers.base import as_list
 
 
 class Slow(ByteTokenizer):
-    """Gives a killer time."""
+    """Gives a killer time: as many seconds for a batch as the environment says."""
 
     def encode_batch(self, texts) -> Ragged:
-        time.sleep(0.03)
+        time.sleep(float(os.environ.get("TESTS_PAUSE", "0.03")))
         return super().encode_batch(texts)
 
 
@@ -64,8 +64,8 @@ class Watched(ByteTokenizer):
     """Where the environment names a folder it leaves a mark `parent-process` there, and is slow: it
     sleeps 0.03 s, or what a file `pause` there says. With a file `gate` it waits instead until so
     many processes have left a mark, for at most two minutes. At a text with the words of a file
-    `poison` it kills its process, at those of `poison once` only once, and at those of `poison in
-    order` it asks it once to end. With a file `blind` the input is not there."""
+    `poison` it kills its process, and at those of `poison in order` it asks it once to end. With a
+    file `blind` the input is not there."""
 
     def encode_batch(self, texts) -> Ragged:
         folder = os.environ.get("TESTS_WATCHED")
@@ -78,16 +78,34 @@ class Watched(ByteTokenizer):
         if (folder / "blind").exists():
             raise FileNotFoundError(2, "No such file or directory", "remote.jsonl")
         for poison in folder.glob("poison*"):
-            if any(poison.read_text() in text for text in as_list(texts)):
-                if poison.name != "poison":
-                    poison.unlink()
+            words = _content(poison)
+            if words and any(words in text for text in as_list(texts)):
+                if poison.name != "poison" and not _removed(poison):
+                    continue
                 in_order = poison.name == "poison in order"
                 os.kill(os.getpid(), signal.SIGTERM if in_order else signal.SIGKILL)
-        gate, pause = folder / "gate", folder / "pause"
+        gate = folder / "gate"
         if gate.exists():
             _wait_at(gate)
         else:
-            time.sleep(float(pause.read_text()) if pause.exists() else 0.03)
+            time.sleep(float(_content(folder / "pause") or 0.03))
+
+
+def _removed(path: Path) -> bool:
+    """Whether this process was the first to remove it."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _content(path: Path) -> str:
+    """Empty when it is not there: another process may just have removed it."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _wait_at(gate: Path) -> None:

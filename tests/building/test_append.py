@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -29,9 +30,11 @@ from shardmill.sources import (
     ParquetSource,
     TextSource,
 )
+from shardmill.storage.atomic import HashedFile
 from shardmill.store import open_store, read_origins, verify, writer
 from shardmill.store.layout import ORIGINS
 from shardmill.store.plans import write_origins
+from shardmill.store.writer import share_file
 from shardmill.tokenizers import ByteTokenizer
 from shardmill.tokenizers.base import as_list
 from tests.helpers import folder_digest
@@ -264,6 +267,26 @@ def test_a_disk_that_cannot_link_gets_copies(tmp_path, monkeypatch, caplog, smal
     build(growing.as_found(), tmp_path / "s", append=True)
     assert folder_digest(tmp_path / "s") == folder_digest(tmp_path / "whole")
     assert "its shards are copied" in caplog.text
+
+
+def test_a_copy_has_its_name_only_when_it_is_whole_and_checked(tmp_path, monkeypatch):
+    """A resume trusts a copy of the right size."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"tokens")
+    refuse_links(monkeypatch)
+    finish = HashedFile.finish
+
+    def watched(self: HashedFile) -> str:
+        assert not new.exists()
+        return finish(self)
+
+    monkeypatch.setattr(HashedFile, "finish", watched)
+    with pytest.raises(DamagedStoreError, match="its sha256 is"):
+        share_file(old, new, "0" * 64)
+    assert list(tmp_path.iterdir()) == [old]
+    assert not share_file(old, new, hashlib.sha256(b"tokens").hexdigest())
+    assert new.read_bytes() == b"tokens"
+    assert sorted(tmp_path.iterdir()) == [new, old]
 
 
 def test_a_copy_that_was_killed_is_made_again(tmp_path, monkeypatch, small):

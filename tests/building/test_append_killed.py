@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -84,10 +85,13 @@ def test_killed_again_and_again_the_store_is_the_old_one_or_the_new_one(grown):
     rounds = 0
     while True:
         command = [sys.executable, "-c", KILLED, str(grown / "files"), str(grown / "s")]
-        build = subprocess.Popen([*command, "1" if rounds % 3 else "2"])
+        pause = {"TESTS_PAUSE": "0.2" if rounds < 3 else "0"}
+        build = subprocess.Popen(
+            [*command, "1" if rounds % 3 else "2"], env={**os.environ, **pause}
+        )
         known = set(receipts(grown / "s"))
-        while build.poll() is None:
-            if len(set(receipts(grown / "s")) - known) >= 2 and rounds < 3:
+        while rounds < 3 and build.poll() is None:
+            if len(set(receipts(grown / "s")) - known) >= 2:
                 build.send_signal(signal.SIGKILL)
                 break
             time.sleep(0.005)

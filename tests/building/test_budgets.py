@@ -63,6 +63,7 @@ def rejected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokenizer", "share"),
     [

@@ -105,7 +105,9 @@ def test_a_worker_that_dies_is_replaced_and_its_task_run_again(engine, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("act", ["kill", "exit"])
+@pytest.mark.parametrize(
+    ("engine", "act"), [("local", "kill"), ("local", "exit"), ("ray", "kill")], indirect=["engine"]
+)
 def test_a_task_that_kills_three_workers_is_lost_and_the_others_are_done(engine, tmp_path, act):
     reports = run(engine, Doing("killer", at=0, act=act, folder=tmp_path), *map(Doing, "abcd"))
     (error,) = reported(reports, 0)

@@ -96,12 +96,8 @@ def beside(act: Callable[[], None]) -> Iterator[list[str]]:
         thread.join()
 
 
-def test_local_processes_and_ray_write_the_same_bytes(
-    tmp_path, corpus, nodes, marks, wanted, caplog
-):
+def test_one_process_and_ray_write_the_same_bytes(tmp_path, corpus, nodes, marks, wanted, caplog):
     caplog.set_level("INFO")
-    assert build(corpus, tmp_path / "two", workers=2) == wanted
-    assert list(marks.iterdir()) == []
     assert build(corpus, tmp_path / "ray", **on_ray(nodes)) == wanted
     assert len(workers_of(marks, raylet_of(nodes.head))) == 2
     (line,) = [line for line in caplog.messages if line.startswith("Ray at")]
@@ -120,10 +116,11 @@ def test_splits_that_get_full_on_ray_get_the_same_bytes(tmp_path, corpus, nodes)
     assert limited("ray", unit_bytes=5_000, **on_ray(nodes)) == limited("one", workers=1)
 
 
-@pytest.mark.parametrize("poison", ["poison once", "poison in order"])
 def test_a_ray_worker_that_ends_in_mid_task_costs_nothing_but_time(
-    tmp_path, corpus, nodes, marks, wanted, caplog, poison
+    tmp_path, corpus, nodes, marks, wanted, caplog
 ):
+    """In order, as Ray itself ends them: one that is killed is in test_engines.py."""
+    poison = "poison in order"
     (marks / poison).write_text("caf\u00e9 word caf")
     assert build(corpus, tmp_path / "ray", **on_ray(nodes)) == wanted
     assert not (marks / poison).exists()

@@ -60,7 +60,8 @@ def start(tmp_path, ray_folder):
         command += [str(tmp_path / "corpus"), str(tmp_path / name), run_on]
         # Workers of a killed Ray look for its head; by default for a minute.
         ray = {"RAY_TMPDIR": str(ray_folder), "RAY_gcs_rpc_server_reconnect_timeout_s": "3"}
-        environ = {**os.environ, **ray}
+        pause = {"TESTS_PAUSE": "0.2"} if run_on == "ray" else {}  # so that it is not done before
+        environ = {**os.environ, **ray, **pause}
         started.append(subprocess.Popen(command, env=environ))
         return started[-1]
 

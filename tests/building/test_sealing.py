@@ -3,10 +3,16 @@ nothing is left of what was not finished."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +23,7 @@ from shardmill.building.worker import ChunkEncoder, TokenRules, UnitTask, Worker
 from shardmill.building.workplace import FolderOutput
 from shardmill.errors import BuildError, SourceError
 from shardmill.sources import BatchLimits, JsonlSource
+from shardmill.storage.atomic import is_temporary
 from shardmill.tokenizers import ByteTokenizer
 from shardmill.tokenizers.engines import choose_encoder
 
@@ -107,3 +114,99 @@ def test_an_error_of_sealing_ends_the_task(task: UnitTask, monkeypatch: pytest.M
     with pytest.raises(BuildError, match="no space"):
         run(task, found := [])
     assert [receipt.unit for receipt in found] == [0]
+
+
+class Stop(BaseException):
+    """As Ctrl-C."""
+
+
+def disk_fails(patch: pytest.MonkeyPatch, at: int) -> None:
+    """While a unit is sealed, at its call number `at` of the system."""
+    left = [at]  # only the one thread that seals counts
+
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any) -> Any:
+            if threading.current_thread().name.startswith("shardmill-seal"):
+                left[0] -= 1
+                if left[0] == -1:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+            return real(*words)
+
+        return call
+
+    patch.setattr(os, "fsync", failing(os.fsync))
+    patch.setattr(Path, "replace", failing(Path.replace))
+
+
+def encoder_fails(patch: pytest.MonkeyPatch, at: int, error: type[BaseException]) -> None:
+    """At batch `at`, with an error while the unit before is sealed."""
+    encode, left = ByteTokenizer.encode_batch, [at]
+
+    def failing(self: ByteTokenizer, texts: Any) -> Any:
+        left[0] -= 1
+        if left[0] == -1:
+            raise error
+        return encode(self, texts)
+
+    patch.setattr(ByteTokenizer, "encode_batch", failing)
+
+
+def listener_fails(patch: pytest.MonkeyPatch, at: int, error: type[BaseException]) -> None:
+    """As receipt `at` is given away, so that the generator of receipts is closed early."""
+    run, left = UnitTask.run, [at]
+
+    def failing(self: UnitTask, tools: Any, emit: Callable[[Receipt], None]) -> None:
+        def give(receipt: Receipt) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                raise error
+            emit(receipt)
+
+        run(self, tools, give)
+
+    patch.setattr(UnitTask, "run", failing)
+
+
+FAULTS = {
+    "the disk is full": (disk_fails, OSError, BuildError),
+    "the encoder fails": (partial(encoder_fails, error=ValueError), ValueError, ValueError),
+    "the encoder is stopped": (partial(encoder_fails, error=Stop), Stop, Stop),
+    "the listener fails": (partial(listener_fails, error=ValueError), ValueError, ValueError),
+    "the listener is stopped": (partial(listener_fails, error=Stop), Stop, Stop),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_after_a_fault_at_any_moment_nothing_is_open_and_the_rest_is_made(
+    task: UnitTask, tmp_path: Path, fault: str
+) -> None:
+    assert isinstance(task.output, FolderOutput)
+    run(task, [])
+    wanted = {path.relative_to(tmp_path): path.read_bytes() for path in files(task.output)}
+    inject, *errors = FAULTS[fault]
+    at, struck = 0, True
+    while struck:
+        for folder in (task.output.store, task.output.receipts):
+            shutil.rmtree(folder)
+            folder.mkdir()
+        found: list[Receipt] = []
+        with pytest.MonkeyPatch.context() as patch, suppress(*errors):
+            inject(patch, at)
+            struck = True
+            task.run(WorkerTools(tokenizer=ByteTokenizer(), check="sample"), found.append)
+            struck = False
+        assert [receipt.unit for receipt in found] == list(range(len(found)))
+        assert not any(one.name.startswith("shardmill-seal") for one in threading.enumerate())
+        opened = (os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
+        assert [path for path in opened if path.startswith(str(tmp_path))] == []
+        assert not any(is_temporary(path.name) for path in files(task.output))
+        run(task, again := [])
+        assert [receipt.unit for receipt in again] == [unit.number for unit in task.units]
+        left = {path.relative_to(tmp_path): path.read_bytes() for path in files(task.output)}
+        assert left == wanted
+        at += 1
+    assert at > len(task.units)
+
+
+def files(output: FolderOutput) -> list[Path]:
+    return [*(output.store / "train").glob("*"), *output.receipts.iterdir()]

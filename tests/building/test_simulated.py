@@ -116,7 +116,7 @@ def until_done(build: Callable[..., str], draws: Draws, stops: float) -> str:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     kind=st.sampled_from([*FILLS, "hash"]),
     seed=st.integers(0, 10**6),
@@ -138,7 +138,7 @@ def test_any_order_deaths_and_stops_give_the_bytes_of_one_process(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(kind=st.sampled_from([*FILLS]), seed=st.integers(0, 10**6), deaths=st.sampled_from([0, 0.1]))
 def test_a_worker_that_was_given_up_and_lives_on_changes_no_byte(
     tmp_path_factory, corpus, kind, seed, deaths
@@ -153,7 +153,7 @@ def test_a_worker_that_was_given_up_and_lives_on_changes_no_byte(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(
     kind=st.sampled_from(["free", "val", "several feeds", "hash"]),
     num_old=st.integers(0, 6),

@@ -94,7 +94,7 @@ def test_workers_and_builders_killed_at_random_the_bytes_are_the_same(tmp_path):
     assert killing.start("whole", 1).wait() == 0
     wanted = folder_digest(tmp_path / "whole")
     kills = rounds = 0
-    least = int(os.environ.get("SHARDMILL_KILLS", "20"))
+    least = int(os.environ.get("SHARDMILL_KILLS", "8"))
     while kills < least or not (tmp_path / "killed").exists():
         rounds += 1
         assert rounds < 3 * least, "it never gets done"
@@ -110,10 +110,12 @@ def test_workers_and_builders_killed_at_random_the_bytes_are_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_the_workers_at_once_and_keeps_what_is_sealed(tmp_path):
+def test_ctrl_c_stops_the_workers_at_once_and_keeps_what_is_sealed(tmp_path, monkeypatch):
     killing = Killing(tmp_path, 3)
     assert killing.start("whole", 1).wait() == 0
-    build = killing.start("s", 2)
+    with monkeypatch.context() as patch:
+        patch.setenv("TESTS_PAUSE", "0.2")  # so that it is not done before
+        build = killing.start("s", 2)
     wait_for(lambda: receipts(tmp_path / "s") and children(build.pid))
     workers = children(build.pid)
     for pid in (*workers, build.pid):  # as a terminal does: to all of them

@@ -384,6 +384,39 @@ HOSTILE: dict[str, str] = {
     "dates": _many("{% set x = strftime_now('%A %d %B %Y %H:%M:%S') %}"),
     "sorted little": _many("{% set x = [i, j, 3, 2]|sort %}"),
     "indented": _many("{% set x = 'a\\nb\\nc'|indent(4) %}"),
+    # what is recorded of texts
+    "recorded changes": "{% set n = namespace(t=messages[0].content) %}"
+    + _many("{% set n.t = n.t.lower() %}"),
+    "recorded parts": "{% set n = namespace(t='') %}"
+    + _many("{% set n.t = n.t ~ messages[0].content[:0] %}"),
+    "recorded parts, doubled": "{% set n = namespace(t=messages[0].content[:0]) %}"
+    "{% for i in range(17) %}{% set n.t = n.t ~ n.t %}{% endfor %}" + _many("{{ n.t|trim }}"),
+    "recorded parts, asked": "{% set n = namespace(t=messages[0].content[:0]) %}"
+    "{% for i in range(17) %}{% set n.t = n.t ~ n.t %}{% endfor %}"
+    + _many("{% if n.t == 'a' or n.t %}{% endif %}"),
+    "recorded parts, written": "{% set n = namespace(t=messages[0].content[:0]) %}"
+    "{% for i in range(14) %}{% set n.t = n.t ~ n.t %}{% endfor %}" + _many("{{ n.t }}"),
+    "recorded slices": _many("{% for c in messages[0].content * 9999 %}{{ c }}{% endfor %}"),
+    "list is itself": "{% set a = range(99999)|list %}" + _many("{{ a is sameas(a) }}"),
+    "list in a cycle": "{% set a = range(99999)|list %}" + _many("{{ loop.cycle(1, a) }}"),
+    "list and a length": "{% set a = range(99999)|list %}"
+    + _many("{{ messages[0].content|length in [a] }}"),
+    "list and pieces": "{% set a = range(99999)|list %}"
+    + _many("{{ messages[0].content.split() == a }}"),
+    "list and a test": "{% set a = range(99999)|list %}" + _many("{{ 1 is eq(a) }}"),
+    # what Jinja computes when it compiles
+    "constant times": "{% if false %}{{ 'a' * 10 ** 9 }}{% endif %}",
+    "constant power": "{% if false %}{{ 7 ** (7 ** 9) }}{% endif %}",
+    "constant or": "{% if false %}{{ ('a' or messages) * 10 ** 9 }}{% endif %}",
+    "constant in a condition": "{{ 1 if true else ('a' if true else x) * 10 ** 9 }}",
+    "constant filter": "{% if false %}{{ 'a'|center(10 ** 9) }}{% endif %}",
+    "constant filters": "{% if false %}{{ '\"'" + "|tojson" * 40 + " }}{% endif %}",
+    "constant format": "{% if false %}{{ '%999999999d' % 1 }}{% endif %}",
+    # whether it runs here or in transformers
+    "function's attribute": "{{ 'elsewhere' if cycler.current is defined }}",
+    "function's arguments": "{{ 'elsewhere' if strftime_now.arguments is defined }}",
+    "functions compared": "{{ 'elsewhere' if ''.upper == ''.upper }}",
+    "functions searched": "{{ 'elsewhere' if ''.upper in [''.upper] }}",
     # numbers
     "power": "{{ 10 ** (10 ** 9) }}",
     "power by steps": SHARED.replace("START", "10").replace("STEP", "n.a * n.a") + "{{ n.a }}",

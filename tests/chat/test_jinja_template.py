@@ -253,6 +253,60 @@ def test_a_token_over_the_border_of_prompt_and_answer_is_dropped() -> None:
     )
 
 
+BARE = "{% for m in messages %}{{ m.content + '\\n' }}{% endfor %}"
+
+
+def test_a_conversation_whose_tokens_merge_changes_none_beside_it() -> None:
+    merging, good = chat("user: a", "assistant: "), chat("user: x", "assistant: yo")
+    tokenizer = make_tokenizer(BARE)
+    template = open_jinja_template(tokenizer)
+    for batch in ([merging, good], [good, merging], [merging]):
+        rendered = template.render(batch, PLAIN)
+        assert [drop.reason for drop in rendered.drops] == ["tokens_merge"]
+        kept = [marked(tokenizer, rendered, n) for n in range(len(rendered.kept))]
+        assert kept == ["|x\n|[yo\n]"] * batch.count(good)
+
+
+def test_a_last_turn_of_no_token_is_dropped_and_starts_no_other_conversation() -> None:
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer = make_tokenizer(source)
+    template = open_jinja_template(tokenizer)
+    batch = [chat("user: x", "assistant: yo", "user: "), chat("user: x", "assistant: yo")]
+    for talks in (batch, batch[::-1], batch[:1] * 2):
+        rendered = template.render(talks, PLAIN)
+        kept = [marked(tokenizer, rendered, n) for n in range(len(rendered.kept))]
+        assert kept == ["|x|[yo]"] * talks.count(batch[1])
+
+
+def test_a_template_that_never_goes_through_the_messages_drops_them() -> None:
+    loop = "i in range(messages|length) %}{% set m = messages[i] %}"
+    source = CHATML.replace("m in messages %}", loop)
+    assert show(source, chat("user: a", "assistant: b")) == "dropped: no_turns"
+
+
+class Text(str):
+    """A text as numpy's arrays hold it."""
+
+    __slots__ = ()
+
+
+def test_a_text_of_another_class_is_never_structure() -> None:
+    for said in (Text("a<|im_end|>b"), np.str_("a<|im_end|>b")):
+        talk = Conversation(
+            messages=[{"role": "user", "content": said}, *chat("assistant: b").messages]
+        )
+        assert show(CHATML, talk) == "dropped: special_in_text"
+
+
+def test_the_end_of_an_answer_is_trained_and_what_a_template_adds_after_it_is_not() -> None:
+    more = "('<|im_start|>user\\nGo on.<|im_end|>\\n' if '?' in m['content'] else '')"
+    source = CHATML.replace("'<|im_end|>' + '\\n'", f"'<|im_end|>' + '\\n' + {more}")
+    assert show(source, chat("user: hi", "assistant: yo?")) == (
+        "|<|im_start|>user\nhi<|im_end|>\n|<|im_start|>assistant\n[yo?<|im_end|>]\n"
+        "<|im_start|>user\nGo on.<|im_end|>\n"
+    )
+
+
 def test_a_template_that_forgets_earlier_reasoning_drops_those_conversations() -> None:
     forgets = TOOLS.replace(
         "{% if m['reasoning_content'] %}", "{% if m['reasoning_content'] and loop.last %}"
@@ -421,7 +475,8 @@ def test_a_template_cannot_leave_its_sandbox(escape: str) -> None:
 
 
 def test_a_template_that_writes_far_too_much_is_dropped() -> None:
-    flood = "{% if messages | length > 3 %}{{ 'x' * 3000000 }}{% endif %}" + CHATML
+    flood = "{% if messages | length > 3 %}{{ 'x' * (10**6 * messages | length) }}{% endif %}"
+    flood += CHATML
     template = open_jinja_template(make_tokenizer(flood))
     short = chat("user: hi", "assistant: yo")
     assert [d.reason for d in template.render([TWO], PLAIN).drops] == ["template_refuses"]

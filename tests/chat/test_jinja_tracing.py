@@ -479,6 +479,11 @@ def first_says(expression: str) -> JinjaTemplate:
         ("{{ o.a }}", system("", o={"a": float("inf")}), system("", o={"a": 1.5})),
         ("{{ messages[0]|list }}", system("a"), [_BACKWARDS, *system("a")[1:]]),
         (
+            "{{ messages[0]|list }}",
+            system("system"),
+            [{"content": "system", "role": "system"}, *system("a")[1:]],
+        ),
+        (
             "{{ messages[1] == o }}",
             system("", o={"role": "user", "content": "n"}),
             system("", o={"role": "user", "content": "x"}),

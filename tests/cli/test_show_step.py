@@ -12,7 +12,7 @@ import pytest
 
 from shardmill.building import BuildSpec, Feed, build_chats, build_store
 from shardmill.chat import bind_template, known_template
-from shardmill.loading import Loader, SampleStream, TokenSource
+from shardmill.loading import FimOptions, Loader, SampleStream, TokenSource, load
 from shardmill.loading.config import open_stream, read_config
 from shardmill.records import Conversation
 from shardmill.sources import MemoryChats, MemorySource
@@ -344,3 +344,32 @@ def test_showing_leaves_no_file_open(show):
     before = {path.name for path in Path("/proc/self/fd").iterdir()}
     show("pages", *PLACE, "--json")
     assert {path.name for path in Path("/proc/self/fd").iterdir()} <= before
+
+
+def test_rows_are_filled_in_as_the_loader_did_by_option_and_by_state(show, folder):
+    names = {name: f"<|{name}|>" for name in ("fim_prefix", "fim_suffix", "fim_middle", "eot")}
+    feed = Feed(source=MemorySource(TEXTS), fill=(("train", None),))
+    tokenizer = open_tokenizer("byte:4", specials=names)
+    build_store([feed], folder / "code", tokenizer=tokenizer, spec=BuildSpec(append_eot=True))
+    shape = ("--batch-size", 4, "--json")
+    for fim in (0.5, FimOptions(rate=1, spm_rate=0.25, seed=8)):
+        loader = load(folder / "code", seq_len=64, batch_size=4, fim=fim)
+        next(iter(loader))
+        Path("state.json").write_text(json.dumps(loader.state_dict()))
+        batch = next(iter(loader))
+        loader.close()
+        found = [show("code", "--state", "state.json", *shape)]
+        if fim == 0.5:
+            found.append(show("code", "--step", 1, "--fim", 0.5, "--seq-len", 64, *shape))
+        for code, out, _ in found:
+            assert code == 0
+            rows = json.loads(out)["rows"]
+            assert [row["input_ids"] for row in rows] == batch.input_ids.tolist()
+            assert [row["labels"] for row in rows] == batch.labels.tolist()
+            for row in rows:
+                assert len(row.get("rearranged", [])) == row["input_ids"].count(0)
+    code, out, err = show("code", "--step", 1, "--fim", 1, "--seq-len", 64, "--batch-size", 4)
+    assert code == 0, err
+    assert "rearranged to fill in the middle" in out
+    code, _, err = show("code", "--step", 1, "--fim", 2, "--seq-len", 64, "--batch-size", 4)
+    assert (code, "--fim 2.0: wanted a share from 0 to 1" in err) == (2, True), err

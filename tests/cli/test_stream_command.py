@@ -257,6 +257,6 @@ def test_a_hub_dataset_is_read_by_split_column_and_revision(tmp_path) -> None:
 
         assert documents() == ["new train<eos>"]
         assert documents("--eval") == ["new test<eos>"]
-        assert documents("--set", f"data.hf_revision={commits[0]}") == ["old train<eos>"]
-        assert documents("--set", "data.hf_split=test") == ["new test<eos>"]
+        older = ("--set", f"data.hf_revision={commits[0]}", "--set", "data.hf_split=test")
+        assert documents(*older) == ["old test<eos>"]
         assert documents("--set", "data.text_key=text") == ["wrong<eos>"]

@@ -204,8 +204,9 @@ def test_two_workers_write_the_bytes_of_one(build) -> None:
     assert made[0] == made[1]
 
 
-def test_a_template_without_end_is_stopped_on_the_battery_too(build) -> None:
+def test_a_template_without_end_is_stopped_on_the_battery_too(build, monkeypatch) -> None:
     """It knows the first messages it is tried with; what shows a refusal must not run it freely."""
+    monkeypatch.setattr("shardmill.chat.jinja.sandbox.MAX_STEPS", 50_000)  # it is run very often
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     tried = "['asked', 'answered', 'again', '']"
     code, _, err = build(

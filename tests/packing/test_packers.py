@@ -165,6 +165,7 @@ def test_every_packer_keeps_the_guarantees(lengths, steps, align_to, limit, long
     assert plan.metrics == again.metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pack", "limit"),
     [(best_fit_decreasing, None), (best_fit_decreasing, 3), (first_fit_decreasing, None)],

@@ -73,9 +73,12 @@ def test_put_does_not_overwrite_a_file(spot: Spot, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("little_patience")
-@pytest.mark.parametrize("conditions", ["ignored", "refused"])
 @pytest.mark.parametrize(
-    ("before", "replace"), [(None, False), ("c", True)], ids=["two stores", "two replacements"]
+    ("conditions", "before", "replace"),
+    [
+        pytest.param("ignored", "c", True, id="ignored, two replacements"),
+        pytest.param("refused", None, False, id="refused, two stores"),
+    ],
 )
 def test_a_service_without_conditional_requests_keeps_two_pushes_apart(
     s3: LoopbackS3, s3_spot: Spot, stores, monkeypatch, conditions: str, before, replace: bool

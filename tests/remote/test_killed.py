@@ -52,7 +52,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, int]:
 @pytest.mark.slow
 def test_a_killed_push_is_unfinished_and_continues(make_store, s3, s3_spot: Spot, tmp_path) -> None:
     store = make_store()
-    s3.faults.append(Fault(path="shard_", method="PUT", times=1000, delay=0.1))
+    s3.faults.append(Fault(path="shard_", method="PUT", skip=4, times=1000, hang=True))
     kill_when(start(s3, "push", str(store), s3_spot.url), s3, "PUT", 4)
     left = remote_files(s3_spot)
     assert "meta.json" not in left
@@ -71,7 +71,7 @@ def test_a_killed_pull_leaves_nothing_and_continues(
 ) -> None:
     store, copy = make_store(), tmp_path / "copy"
     finish(start(s3, "push", str(store), s3_spot.url))
-    s3.faults.append(Fault(path="shard_", method="GET", times=1000, delay=0.1))
+    s3.faults.append(Fault(path="shard_", method="GET", skip=4, times=1000, hang=True))
     kill_when(start(s3, "pull", s3_spot.url, str(copy)), s3, "GET", 4)
     assert not copy.exists()
     s3.faults.clear()

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import pickle
+import re
 import tarfile
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,23 +30,27 @@ from shardmill.errors import (
     UnfinishedBuildError,
 )
 from shardmill.remote import open_remote, pull, push, remote_manifest, verify_remote
-from shardmill.remote.contents import FileFact, is_same
+from shardmill.remote.contents import BUILD, FileFact, is_same
 from shardmill.remote.folder import RemoteFolder
 from shardmill.remote.workplace import UrlOutput, scratch_folder
-from shardmill.storage.atomic import LockedFile
+from shardmill.storage.atomic import HashedFile, LockedFile
 from shardmill.tokenizers import ByteTokenizer
 from tests.building.corpora import feeds_of, write_corpus
 from tests.remote.conftest import Spot, files_of, remote_files
 from tests.services import Fault, LoopbackS3
 
-SPEC = BuildSpec(shard_bytes=8_000)
+SPEC = BuildSpec(shard_bytes=16_000)
 OTHER = BuildSpec(shard_bytes=50_000)
-FILES = 54  # of the store
+FILES = 31  # of the store
+near = pytest.mark.parametrize(
+    "spot", ["memory", pytest.param("file", marks=pytest.mark.slow)], indirect=True
+)
+"""For what does not depend on the place; other tests show that S3, which is slow, does the same."""
 
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 6_000)
+    monkeypatch.setattr("shardmill.building.plan.CHUNK_BYTES", 12_000)
 
 
 @pytest.fixture
@@ -119,23 +127,75 @@ def test_two_workers_send_the_same_objects(kind: str, request, build: Build, wan
     assert remote_files(spot) == wanted
 
 
+def hold_the_sealing(monkeypatch: pytest.MonkeyPatch, method: str, of: str, until: str) -> None:
+    """`method` of an output waits with the file `of` until the file `until` of the next unit is
+    there."""
+    keep, goes_on = UrlOutput.keep, threading.Event()
+
+    def kept(self: UrlOutput, file: HashedFile, name: str) -> str:
+        done = keep(self, file, name)
+        if name == until:
+            goes_on.set()
+        return done
+
+    monkeypatch.setattr(UrlOutput, "keep", kept)
+    real = getattr(UrlOutput, method)
+
+    def held(self: UrlOutput, *words: Any) -> Any:
+        assert of not in words or goes_on.wait(60)
+        return real(self, *words)
+
+    monkeypatch.setattr(UrlOutput, method, held)
+
+
+@near
 def test_only_the_shards_at_work_are_on_the_local_disk(
     spot: Spot, build: Build, wanted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, put = 0, RemoteFolder.put
+    """One for each split of a unit, and of the one before, which is sealed meanwhile."""
+    put, create, lock = RemoteFolder.put, UrlOutput.create, threading.Lock()
+    names: dict[Path, str] = {}
+    seen: list[list[str]] = []
 
-    def watched(self, source: Path, name: str, *rest: Any) -> bool:
-        nonlocal most
-        if name.endswith(".bin"):
-            sizes = [path.stat().st_size for path in (tmp_path / "scratch").rglob("*")]
-            most = max(most, sum(size for size in sizes if size != 4096))  # folders
-        return put(self, source, name, *rest)
+    def look() -> None:
+        found = [path for path in (tmp_path / "scratch").iterdir() if path.is_file()]
+        seen.append([names[path] for path in found])
+
+    def created(self: UrlOutput, name: str) -> HashedFile:
+        with lock:
+            file = create(self, name)
+            names[file.path] = name
+            look()
+        return file
+
+    def watched(self: RemoteFolder, source: Path, *rest: Any) -> bool:
+        assert source.stat().st_size <= SPEC.shard_bytes or source not in names
+        with lock:
+            look()
+        return put(self, source, *rest)
 
     monkeypatch.setattr(RemoteFolder, "put", watched)
+    monkeypatch.setattr(UrlOutput, "create", created)
+    sealed, following = "train/shard_f002_00000_001.bin", "train/shard_f002_00001.bin"
+    hold_the_sealing(monkeypatch, "keep", of=sealed, until=following)
     build(spot)
-    total = sum(len(data) for name, data in wanted.items() if name.endswith(".bin"))
-    assert total > 30 * SPEC.shard_bytes
-    assert 0 < most <= 2 * SPEC.shard_bytes  # one for each split
+    assert set(names.values()) == {name for name in wanted if name.endswith(".bin")}
+    assert [sealed, following] in map(sorted, seen)
+    for found in seen:
+        assert len({re.sub(r"^.*/shard_((f\d+_)?\d{5}).*", r"\1", name) for name in found}) <= 2
+        assert max(Counter(name.split("/")[0] for name in found).values(), default=0) <= 2
+
+
+@near
+def test_a_receipt_lists_the_shards_of_its_own_unit(
+    spot: Spot, build: Build, wanted, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    """Also when shards of the next unit are sent before it is written."""
+    receipt, following = "002-00000000.receipt", "train/shard_f002_00001.bin"
+    hold_the_sealing(monkeypatch, "write_receipt", of=receipt, until=following)
+    build(spot)
+    assert remote_files(spot) == wanted
+    assert "made again" not in caplog.text
 
 
 def test_before_the_manifest_a_reader_finds_no_store(
@@ -151,7 +211,7 @@ def test_before_the_manifest_a_reader_finds_no_store(
         seen.append(len(spot.open().listing()))
 
     build(spot, on_progress=look)
-    assert max(seen) > 60  # with the receipts
+    assert max(seen) > 40  # with the receipts
     assert remote_files(spot) == wanted
 
 
@@ -173,17 +233,20 @@ def test_a_stopped_build_is_continued_from_what_is_at_the_url(
     assert list((tmp_path / "other").iterdir()) == []
 
 
+@near
 def test_a_build_that_fails_at_once_leaves_nothing(spot: Spot, build: Build) -> None:
     stopped(build, spot, 0)
     assert remote_files(spot) == {}
 
 
+@near
 def test_an_unfinished_build_is_discarded_with_overwrite(spot: Spot, build: Build, wanted) -> None:
     stopped(build, spot, spec=OTHER, num_receipts=8)
     build(spot, overwrite=True)
     assert remote_files(spot) == wanted
 
 
+@near
 def test_a_finished_store_is_refused_unless_overwritten(spot: Spot, build: Build, wanted) -> None:
     build(spot, spec=OTHER)
     before = remote_files(spot)
@@ -202,6 +265,7 @@ def test_a_finished_store_is_refused_unless_overwritten(spot: Spot, build: Build
     assert remote_files(spot) == wanted
 
 
+@near
 def test_a_stopped_replacement_is_continued(spot: Spot, build: Build, wanted) -> None:
     build(spot, spec=OTHER)
     stopped(build, spot, overwrite=True)
@@ -211,6 +275,7 @@ def test_a_stopped_replacement_is_continued(spot: Spot, build: Build, wanted) ->
     assert build(spot, resume=True, overwrite=True).cost is None, "it was built again"
 
 
+@near
 def test_objects_of_others_are_refused_and_stay(spot: Spot, build: Build, wanted) -> None:
     place = spot.open()
     place.write("train/notes.txt", b"mine")
@@ -233,6 +298,7 @@ def test_objects_of_others_are_refused_and_stay(spot: Spot, build: Build, wanted
     assert remote_files(spot) == {**wanted, **notes}
 
 
+@near
 def test_exclusions_are_not_removed_with_their_store(spot: Spot, build: Build, wanted) -> None:
     build(spot)
     spot.open().write("exclude.json", b"{}")
@@ -241,6 +307,7 @@ def test_exclusions_are_not_removed_with_their_store(spot: Spot, build: Build, w
     assert remote_files(spot) == {**wanted, "exclude.json": b"{}"}
 
 
+@near
 def test_a_push_and_an_unfinished_build_are_not_mixed(
     spot: Spot, build: Build, wanted, make_store
 ) -> None:
@@ -327,8 +394,9 @@ def test_a_shard_that_changes_after_it_was_sent_is_noticed_and_made_again(
     assert remote_files(spot) == wanted
 
 
+@near
 def test_a_worker_of_a_run_that_was_given_up_changes_nothing(
-    spot: Spot, build: Build, tmp_path: Path
+    spot: Spot, build: Build, wanted, tmp_path: Path
 ) -> None:
     stopped(build, spot)
     before = remote_files(spot)
@@ -339,7 +407,19 @@ def test_a_worker_of_a_run_that_was_given_up_changes_nothing(
     with pytest.raises(BuildError, match="another build took over"):
         late.keep(file, name)
     file.abort()
+    with pytest.raises(BuildError, match="another build took over"):
+        late.write_receipt("000-00000000.receipt", b"old", [])
     assert remote_files(spot) == before
+    build(spot, resume=True)
+    ended = UrlOutput(spot.url, run_of(before), tmp_path / "late")
+    with pytest.raises(BuildError, match="or this one has ended"):
+        ended.write_receipt("000-00000000.receipt", b"late", [])
+    assert remote_files(spot) == wanted
+
+
+def run_of(files: dict[str, bytes]) -> str:
+    """The name of the run that wrote them."""
+    return str(json.loads(files[f"{BUILD}run.json"])["name"])
 
 
 def test_a_pickle_holds_no_credentials_and_memory_stays_in_its_process(

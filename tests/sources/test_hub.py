@@ -35,7 +35,7 @@ class Client:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**hub.environment(home), "HF_HUB_DOWNLOAD_TIMEOUT": "1"},
+                env={**hub.environment(home), "HF_HUB_DOWNLOAD_TIMEOUT": "3"},
                 cwd=home,
             )
 
@@ -165,7 +165,7 @@ def test_a_cursor_of_other_data_is_refused(client: Client, options: dict[str, An
         Fault(path=".parquet", drop_after=500, times=3, skip=1),
         Fault(path=".parquet", status=503, times=9, skip=2),
         Fault(path=".parquet", status=500, times=9),
-        Fault(path=".parquet", delay=1.5, times=1, skip=1),
+        Fault(path=".parquet", hang=True, times=1, skip=1),
         Fault(path="/api/", drop_after=10, times=2),
     ],
     ids=["cut in mid-file", "503 in the data", "500 at once", "too slow", "cut info"],

@@ -315,7 +315,7 @@ FAULTS = {
     "503 in the data": Fault(path="train-00002", status=503, times=5, skip=1),
     "500 at once": Fault(path=".parquet", status=500, times=5),
     "429": Fault(path=".parquet", status=429, times=5, skip=2),
-    "too slow": Fault(path="train-00001", delay=1.5, times=1),
+    "too slow": Fault(path="train-00001", hang=True, times=1),
     "size refused": Fault(path="/paths-info/", status=503, times=3),
     "size cut": Fault(path="/paths-info/", drop_after=10, times=2),
     "listing refused": Fault(path="/api/", status=503, times=4, skip=1),

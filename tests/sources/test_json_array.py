@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("arrays")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     texts=st.lists(st.tuples(nasty_texts(), st.text("\\\"[]{},a", max_size=6)), max_size=6),

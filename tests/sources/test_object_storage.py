@@ -160,7 +160,11 @@ KINDS = [jsonl, text, lines, parquet]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(
+    ("upload", "make"),
+    [*(("memory", make) for make in KINDS), ("s3", jsonl), ("s3", parquet)],
+    indirect=["upload"],
+)
 def test_remote_files_give_what_the_same_files_give_on_a_disk(
     tmp_path: Path, upload: Upload, make: Callable[[str], Any]
 ) -> None:

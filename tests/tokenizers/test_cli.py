@@ -72,6 +72,41 @@ def test_train_reads_structured_files_through_a_source(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["vocab_size"] == 400
 
 
+def test_train_takes_conversations_and_says_so_with_the_same_bytes_each_time(
+    tmp_path: Path,
+) -> None:
+    said = (LANGUAGES * 10).splitlines()
+    chats = [{"messages": [{"role": "user", "content": line}]} for line in said]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    (tmp_path / "b.json").write_text(json.dumps(chats))
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"x": t}) + "\n" for t in said))
+    models = []
+    for number, words in enumerate(
+        (["a.jsonl"], ["a.jsonl"], ["b.json", "--shape", "messages"], ["texts.jsonl", "--field=x"])
+    ):
+        out = tmp_path / f"out{number}"
+        done = shardmill(
+            *("train", tmp_path / words[0], *words[1:], "--out", out, "--vocab-size", "400"),
+            *("--model-type", "byte-bpe"),
+        )
+        assert done.exit_code == 0, done.stderr
+        assert ("conversations; trained on the texts" in done.stderr) == (number < 3)
+        models.append((out / "tokenizer.json").read_bytes())
+    assert set(models) == {models[0]}
+
+
+def test_text_files_of_any_name_are_trained_on_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "wiki.train.raw").write_text(LANGUAGES * 10)
+    done = shardmill(
+        *("train", tmp_path / "wiki.train.raw", "--out", tmp_path / "out", "--vocab-size", "400"),
+        *("--model-type", "byte-bpe", "--json"),
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "wiki.train.raw: read as plain text" in done.stderr
+    (one,) = json.loads(done.stdout)["inputs"]
+    assert (one["name"], one["bytes"]) == ("wiki.train.raw", len((LANGUAGES * 10).encode()))
+
+
 def test_specials_are_name_equals_string() -> None:
     assert parse_special(["eot=<a=b>"]) == {"eot": "<a=b>"}
     assert parse_special(None) is None

@@ -15,6 +15,7 @@ try:
     from jinja2 import TemplateSyntaxError, nodes
     from jinja2.compiler import CodeGenerator, operators
     from jinja2.ext import Extension
+    from jinja2.filters import FILTERS
 except ImportError as missing:
     raise missing_extra("jinja2", "hub") from missing
 
@@ -52,6 +53,23 @@ def check_tree(tree: nodes.Template) -> None:
             many = f"{MAX_NODES:,} parts, or {MAX_NESTING} inside each other"
             raise TemplateSyntaxError(f"the template has more than {many}", node.lineno)
         found += [(child, depth + 1) for child in node.iter_child_nodes()]
+
+
+def computed_ahead(node: nodes.Node, found: list[nodes.Expr]) -> bool:
+    """Whether Jinja may compute a node when it compiles, even where it never runs. `found`: the
+    parts of it that can be large."""
+    parts = [computed_ahead(part, found) for part in node.iter_child_nodes()]
+    if isinstance(node, nodes.CondExpr | nodes.And | nodes.Or):
+        parts = parts[:1]  # the others may not be looked at
+    is_ahead = all(parts) and not isinstance(node, nodes.Name | nodes.NSRef | nodes.Call)
+    if isinstance(node, nodes.Filter):
+        is_ahead = is_ahead and node.node is not None and node.name in FILTERS
+    if is_ahead and isinstance(node, _GROWING):
+        found.append(node)
+    return is_ahead
+
+
+_GROWING = (nodes.Mul, nodes.Pow, nodes.Mod, nodes.Concat, nodes.Filter)
 
 
 def _environment(name: str, *args: nodes.Node) -> nodes.Call:

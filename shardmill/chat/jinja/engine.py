@@ -34,6 +34,7 @@ from shardmill.chat.jinja.layout import (
 from shardmill.chat.jinja.library import FILTERS, Function
 from shardmill.chat.jinja.sandbox import Program, TemplateSandbox
 from shardmill.chat.jinja.values import (
+    TRACED,
     Count,
     Message,
     SafeText,
@@ -151,6 +152,13 @@ class TracedSandbox(TemplateSandbox):
     def checked(self, value: Any) -> Any:
         # The pieces of a text are made, and nobody asked how many they are.
         super().checked(value._raw if isinstance(value, TracedList) else value)
+        return self.recorded(value)
+
+    def recorded(self, value: Any) -> Any:
+        """The value, once it was paid for what is recorded of a text: it grows with each change,
+        also of a text that is empty."""
+        if isinstance(value, TracedText):
+            self.spend(len(value._parts or ()) + (len(value._own_source or "") >> 4))
         return value
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -163,12 +171,13 @@ class TracedSandbox(TemplateSandbox):
         return super().weigh(raw_of(value), to_write=to_write, to_hash=to_hash)
 
     def text_of(self, value: Any) -> str:
-        return super().text_of(plain(value) if isinstance(value, Count) else value)
+        return super().text_of(plain(value) if isinstance(value, Count) else self.recorded(value))
 
     def concat(self, pieces: Iterable[str]) -> str:
         found = list(pieces)
         self.room(sum(map(str.__len__, found)))
-        return joined(found)
+        text: str = self.recorded(joined(found))
+        return text
 
     def add(self, context: object, *operands: Any) -> Any:
         if all(isinstance(o, str) and not isinstance(o, (Markup, SafeText)) for o in operands):
@@ -195,6 +204,7 @@ class TracedSandbox(TemplateSandbox):
     def call(self, context: object, function: Any, /, *args: Any, **options: Any) -> Any:
         if isinstance(function, Function) and function.name not in _TRACING_FUNCTIONS:
             # A method of a text of the template's own would read others in C.
+            self.weigh((args, options))
             args, options = plain(args), plain(options)
             if function.name == "format":
                 function = Function("format", function.run, *plain(function.bound))
@@ -211,11 +221,12 @@ _TRACING_FUNCTIONS = frozenset(("dict", "get", "join", "namespace", "raise_excep
 def _pinning(run: Any) -> Callable[..., Any]:
     """A filter or test that gets values without traces."""
 
-    def pinned(*values: Any, **named: Any) -> Any:
-        return run(*plain(values), **plain(named))
+    @pass_environment
+    def pinned(environment: TracedSandbox, *values: Any, **named: Any) -> Any:
+        environment.weigh((values, named))
+        given = [environment] if hasattr(run, "jinja_pass_arg") else []
+        return run(*given, *plain(values), **plain(named))
 
-    if hasattr(run, "jinja_pass_arg"):
-        pinned.jinja_pass_arg = run.jinja_pass_arg  # type: ignore[attr-defined]
     return pinned
 
 
@@ -257,7 +268,7 @@ def _of_raw(run: Any) -> Callable[..., Any]:
 
 
 def _is_same_as(value: Any, other: Any) -> bool:
-    if trace_of(value) is None and trace_of(other) is None:
+    if not isinstance(value, TRACED) and not isinstance(other, TRACED):
         return value is other
     if value is None or other is None or isinstance(value, bool) or isinstance(other, bool):
         return False
@@ -310,7 +321,9 @@ class JinjaEngine:
             return self.source
         dates = {form: self.now.strftime(form) for _, form in _DATES.findall(self.source)}
         return (
-            f"{{%- macro strftime_now(form) -%}}{{{{ {dates!r}[form] }}}}{{%- endmacro -%}}"
+            f"{{%- macro strftime_now(form) -%}}{{%- set dates = {dates!r} -%}}"
+            "{{ dates[form] if form in dates else raise_exception('a date that was computed') }}"
+            "{%- endmacro -%}"
             f"{self.source}"
         )
 

@@ -310,9 +310,11 @@ def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> 
     before = _joined([form.fixed_before for form in forms])
     before += np.repeat(first_fixed[:-1], num_texts)
     total = int(first_fixed[-1] + reach[-1])
-    in_result = np.repeat(before, own.lengths) + np.arange(reach[-1])
-    is_text = np.zeros(total, np.bool_)
-    is_text[in_result] = True
+    # Fixed tokens and texts by turns:  . . x x x . x x .  is 2 fixed, 3 of a text, 1 fixed, ...
+    runs = np.empty(2 * len(before) + 1, np.int64)
+    runs[::2] = np.diff(before, prepend=0, append=first_fixed[-1])
+    runs[1::2] = own.lengths
+    is_text = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     fixed = _joined([form.fixed for form in forms])
     dtype = np.result_type(own.values.dtype, np.min_scalar_type(int(fixed.max(initial=0))))
     values: IntArray = np.empty(total, dtype)
@@ -337,19 +339,23 @@ def assemble(forms: Sequence[Form], texts: Ragged, num_given: Sequence[int]) -> 
     place += reach[_joined([one.texts for one in bounds if one]) + first_text[owners]] + inside
     num_turns = np.array([len(form.roles) for form in forms], np.int64)
     is_start = np.arange(len(place)) - first_bound[owners] < num_turns[owners]
-    edges = np.minimum(place[~is_start], total).reshape(-1, 2)
-    depth = np.bincount(edges[:, 0], minlength=total + 1).astype(np.int8)
-    depth -= np.bincount(edges[:, 1], minlength=total + 1).astype(np.int8)
-    mask: BoolArray = np.cumsum(depth[:-1], dtype=np.int8) > 0
-    trained = np.concatenate(([0], np.cumsum(mask)))[offsets]
+    merges[owners[is_start & (place >= offsets[1:][owners])]] = True  # a turn of no token
+    # Where tokens merge, a prefix can have more of them than its text: into the next conversation.
+    place = np.where(merges[owners], offsets[owners], place)
+    roles = np.concatenate([np.empty(0, np.uint8), *(form.roles for form in forms)])
+    edges = place[~is_start]  # start and stop of each trained part; they follow one another
+    mask: BoolArray = np.repeat(
+        np.arange(len(edges) + 1) % 2 == 1, np.diff(edges, prepend=0, append=total)
+    )
+    trained = np.bincount(owners[~is_start][::2], edges[1::2] - edges[::2], count)
     return Assembled(
         examples=ChatExamples(
             ids=Ragged(values, offsets),
             mask=mask,
-            turn_starts=place[is_start],
-            turn_roles=np.concatenate([np.empty(0, np.uint8), *(form.roles for form in forms)]),
+            turn_starts=place[is_start & ~merges[owners]],
+            turn_roles=roles[~np.repeat(merges, num_turns)],
         ),
-        num_trained=np.diff(trained),
+        num_trained=trained.astype(np.int64),
         merges=merges,
     )
 

@@ -320,13 +320,10 @@ def _passed(written: Written) -> list[tuple[int, Cut, bool]]:
     """The marks, and whether something was written there. While it is at one message, a template
     may look through others without writing; what follows is still of the first."""
     found: list[tuple[int, Cut, bool]] = []
-    bounds = [cut for _, cut in written.marks[1:]] + [end_of(written)]
-    for (index, cut), end in zip(written.marks, bounds, strict=True):
-        texts = [
-            piece
-            for number, piece in enumerate(written.pieces[: end[0]])
-            if cut <= (number, 0) and isinstance(piece, TracedText)
-        ]
+    ends = [*(cut for _, cut in written.marks[1:]), end_of(written)]
+    for (index, cut), end in zip(written.marks, ends, strict=False):  # no marks: no turns
+        pieces = written.pieces[cut[0] + bool(cut[1]) : end[0]]
+        texts = [piece for piece in pieces if isinstance(piece, TracedText)]
         if texts and not any(_is_of(text, index) for text in texts):
             owner = len(found) - 1
             while owner >= 0 and not any(_is_of(text, found[owner][0]) for text in texts):
@@ -525,7 +522,7 @@ def _check_same_when_last(
 def end_of_turn(
     items: Items, start: ItemPosition, stop: ItemPosition, rules: Rules
 ) -> tuple[ItemPosition, ItemPosition]:
-    """Where the last run of end markers starts and stops that closes a turn."""
+    """Where the run of end markers starts and stops that closes a turn."""
     runs: list[tuple[int, int]] = []
     for number in range(start.item + bool(start.prefix), stop.item):
         item = items.items[number]
@@ -534,10 +531,14 @@ def end_of_turn(
                 runs[-1] = (runs[-1][0], number + 1)
             else:
                 runs.append((number, number + 1))
-    closed = [run for run in runs if any(items.items[at] in rules.closing for at in range(*run))]
-    if closed and items.texts(ItemPosition(closed[-1][1]), stop):
-        closed = []  # more is said after it: reasoning ends like a turn, and its answer otherwise
-    for run in (closed or runs)[-1:]:
+    # Reasoning may end like a turn; what a template adds after the words and their end is its own.
+    closed = [
+        run
+        for run in runs
+        if any(items.items[at] in rules.closing for at in range(*run))
+        and not items.texts(ItemPosition(run[1]), stop)
+    ]
+    for run in closed[:1] or runs[-1:]:
         return ItemPosition(run[0]), ItemPosition(run[1])
     last = items.last_text(start, stop)
     return last, (stop if rules.train_ends else last)

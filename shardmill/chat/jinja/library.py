@@ -46,6 +46,12 @@ class Function:
     def __init__(self, name: str, run: Run, *bound: Any) -> None:
         self.name, self.run, self.bound = name, run, bound
 
+    def __eq__(self, other: object) -> NoReturn:
+        # Those of Python are equal when their names are: a template could tell where it runs.
+        raise SecurityError(f"the function {self.name!r} cannot be compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 class ClosedList(dict[str, Run]):
     """Filters or tests. An unknown one is an error when it runs, as Jinja has it inside an `if`."""

@@ -25,6 +25,7 @@ from shardmill.chat.jinja.compiling import (
     Generation,
     SandboxCode,
     check_tree,
+    computed_ahead,
     pay_for_bodies,
 )
 from shardmill.chat.jinja.library import (
@@ -43,7 +44,7 @@ from shardmill.chat.jinja.library import (
 from shardmill.errors import ShardmillError, TemplateError, missing_extra
 
 try:
-    from jinja2 import Template, TemplateSyntaxError
+    from jinja2 import Template, TemplateSyntaxError, nodes
     from jinja2.exceptions import SecurityError
     from jinja2.ext import loopcontrols
     from jinja2.runtime import LoopContext, Macro, Undefined
@@ -337,7 +338,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         methods = methods_of(kind)  # type: ignore[arg-type] # every type can be hashed
         if name in methods:
             return Function(name, methods[name], obj)
-        if name.startswith("__") or hasattr(obj, name):
+        if kind is Function or name.startswith("__") or hasattr(obj, name):
             refuse(f"{kind.__name__} attribute", name, methods)
         return _MISSING
 
@@ -373,6 +374,10 @@ class Program:
         try:
             tree = sandbox.parse(source)
             check_tree(tree)
+            # transformers has no budget when it compiles: what it computes then is tried here.
+            ahead: list[nodes.Expr] = []
+            computed_ahead(tree, ahead)
+            tree.body[:0] = [nodes.ExprStmt(one).set_lineno(one.lineno) for one in ahead]
             follows = type(sandbox).enter_loop is not TemplateSandbox.enter_loop
             self._cost = pay_for_bodies(tree, tell_loops=follows)
             tree.set_environment(sandbox)

@@ -11,8 +11,8 @@ encoded in batches by any engine. A compiled form is used only if
 - the tokenizer encodes the text between special tokens by itself.
 
 Otherwise every conversation of that shape is written by the template. Either way an answer starts
-where its generation prompt ends, token for token, is whole, and ends with the last run of special
-tokens of its turn that closes turns, which is trained with it unless `train_on_eot` is off. With
+where its generation prompt ends, token for token, is whole, and ends with the first run of special
+tokens after its words that closes turns, trained with it unless `train_on_eot` is off. With
 `{% generation %}` blocks the template itself says what is trained. What cannot be shown to be right
 is dropped with a reason. TracedText that would become a special token is never rendered.
 """
@@ -56,6 +56,7 @@ from shardmill.chat.jinja.forms import (
     neighbours,
 )
 from shardmill.chat.jinja.layout import Layout, Rules, Talk, Written, lay_out
+from shardmill.chat.jinja.openings import Openings
 from shardmill.chat.jinja.values import MAX_ASKED, Trace, TracedText, shape_of, source_of
 from shardmill.chat.policy import (
     ASSISTANT,
@@ -66,7 +67,6 @@ from shardmill.chat.policy import (
     check_messages,
     check_tools,
     has_bytes,
-    is_plain_message,
     special_in_text,
     trained_messages,
 )
@@ -74,6 +74,7 @@ from shardmill.errors import OptionError, TemplateError
 from shardmill.protocols import Encoder
 from shardmill.records import (
     JSON,
+    ROLES,
     BoolArray,
     ChatExamples,
     Conversation,
@@ -85,6 +86,7 @@ from shardmill.records import (
 _RULES = 2  # increased when the same template would give other ids or another mask
 _WATCHED = 128  # one of so many conversations is also written by transformers
 _MAX_FORMS, _MAX_FORMS_OF_A_SHAPE = 4096, 32  # kept; where every text has its own, none helps
+_PLAIN_KEYS = ["role", "content"]
 _MAX_SOURCES = 2**25  # characters of the sources of all kept forms; compiled, about 10 bytes each
 
 
@@ -214,6 +216,16 @@ class JinjaTemplate:
         found[list(self.marker_ids)] = True
         return found
 
+    @cached_property
+    def _openings(self) -> Openings | None:
+        """None with a fast engine, for which an opening is nothing."""
+        is_fast = getattr(self.encoder, "is_fast", False)
+        return None if is_fast else Openings(self.encoder.encode_batch, self.engine.tokenizer)
+
+    def _encode(self, texts: Sequence[str]) -> Ragged:
+        """The ids of texts between special tokens."""
+        return (self._openings or self.encoder).encode_batch(texts)
+
     def with_encoder(self, encoder: Encoder) -> JinjaTemplate:
         return replace(self, encoder=encoder, forms=KeptForms(), proofs=_Proofs())
 
@@ -261,7 +273,7 @@ class JinjaTemplate:
         parts = [
             self._assembled(waiting, encode, reasons)
             for waiting, encode in (
-                (apart, self.encoder.encode_batch),
+                (apart, self._encode),
                 (whole, self.engine.encode_batch),
                 (known, lambda _: Ragged.from_sequences(known.ids)),
             )
@@ -366,7 +378,7 @@ class JinjaTemplate:
             )
 
     def _ids(self, form: Form, texts: Texts) -> IntArray:
-        encode = self.engine.encode_batch if form.is_whole else self.encoder.encode_batch
+        encode = self.engine.encode_batch if form.is_whole else self._encode
         return assemble([form], encode(texts), [len(texts)]).examples.ids[0]
 
     def _checked(self, messages: Messages) -> tuple[Messages, list[CheckedMessage]]:
@@ -496,6 +508,9 @@ class JinjaTemplate:
                 )
             if not proved[around]:
                 return False
+        if self._openings is not None:
+            for around in neighbours(layout):
+                self._openings.add(around.start)
         return True
 
     def _lay_out(
@@ -559,10 +574,19 @@ class JinjaTemplate:
 def _plain_roles(messages: object) -> list[str] | None:
     """The roles of messages that are all a role and then a sound text, as nearly all are; else
     None. A template can see the order of keys."""
-    if type(messages) is not list or not all(map(is_plain_message, messages)):
+    if type(messages) is not list:
         return None
-    roles = [next(iter(message.values())) for message in messages]
-    return roles if roles and roles == [message["role"] for message in messages] else None
+    roles: list[str] = []
+    for message in messages:
+        if type(message) is not dict or [*message] != _PLAIN_KEYS:
+            return None
+        role, text = message.values()
+        if type(role) is not str or role not in ROLES or type(text) is not str:
+            return None
+        if not (text.isascii() or has_bytes(text)):
+            return None
+        roles.append(role)
+    return roles or None
 
 
 def _texts_of(form: Form, messages: Messages, tools: Tools) -> Texts | None:

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from shardmill.errors import missing_extra
+from shardmill.errors import TemplateError, missing_extra
 
 try:
     from markupsafe import Markup
@@ -38,6 +38,7 @@ PLACEHOLDER = "\ue000"
 MAX_ASKED = 2**22
 """Characters of all questions of a trace. A text that grows with each message is asked about whole:
 2,000 messages can make 100 million characters of questions."""
+MAX_WORK = 2**30
 
 
 def to_json(
@@ -85,8 +86,12 @@ class Trace:
         self.blind = blind
         self.guards: dict[str, None] = {}  # sources that are true, in the order of asking
         self.size = 0  # characters asked; from MAX_ASKED on, nothing is kept
+        self.work = 0  # the same, with what was asked again
 
     def _note(self, guard: str) -> None:
+        self.work += len(guard)
+        if self.work > MAX_WORK:
+            raise TemplateError("the template asks too much about a text that it made of many")
         if guard not in self.guards and self.size < MAX_ASKED:
             self.size += len(guard)
             self.guards[guard] = None
@@ -440,19 +445,19 @@ def _stripped(text: str, name: str, chars: str | None) -> str:
         made = getattr(text._said, name)(chars)
         origin = None if chars and chars.strip() else text._origin  # more than blanks is words
         return text._trace.text(f"{text._source}.{name}({written})", made, origin)
-    parts = list(text._parts if name == "lstrip" else reversed(text._parts))
-    empty: list[Part] = []
-    while parts:
-        part = parts.pop(0)
+    left = list(text._parts[::-1] if name == "lstrip" else text._parts)  # the last one goes first
+    done: list[Part] = []
+    while left:
+        part = left.pop()
         if isinstance(part, Mark | Edge):
-            empty.append(part)
+            done.append(part)
             continue
         kept = _stripped(part, name, chars)
         if kept:  # asks, if it is a text of the conversation
-            empty.append(kept)
+            done.append(kept)
             break
-    parts = empty + parts
-    return joined(parts if name == "lstrip" else parts[::-1])
+    left += reversed(done)
+    return joined(left[::-1] if name == "lstrip" else left)
 
 
 def _pieces(text: TracedText, name: str, *values: Any) -> Any:
@@ -529,7 +534,7 @@ class TracedList(list[Any]):
         return any(item == one for one in self)
 
     def __eq__(self, other: object) -> bool:
-        return bool(plain(self) == plain(other))
+        return bool(plain(self) == other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -592,17 +597,17 @@ class TracedDict(dict[str, Any]):
     def __reversed__(self) -> Iterator[str]:
         return reversed(list(self))
 
+    def copy(self) -> Any:
+        return {key: self[key] for key in self}
+
     def keys(self) -> Any:
-        return list(self)
+        return dict.fromkeys(self).keys()
 
     def values(self) -> Any:
-        return [self[key] for key in self]
+        return self.copy().values()
 
     def items(self) -> Any:
-        return [(key, self[key]) for key in self]
-
-    def copy(self) -> Any:
-        return dict(self.items())
+        return self.copy().items()
 
     def __len__(self) -> int:
         size = len(self._raw)
@@ -613,7 +618,7 @@ class TracedDict(dict[str, Any]):
         return self._trace.ask(f"bool({self._source})", len(self._raw) > 0)
 
     def __eq__(self, other: object) -> bool:
-        return bool(plain(self) == plain(other))
+        return bool(plain(self) == other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -656,7 +661,7 @@ class Count:
 
 def _compared(name: str, sign: str) -> Callable[[Count, Any], bool]:
     def method(self: Count, other: Any) -> bool:
-        other = plain(other)
+        other = plain(other) if isinstance(other, Count) else other
         answer = getattr(self._value, name)(other)
         if answer is NotImplemented:
             return answer  # type: ignore[no-any-return]
@@ -702,6 +707,9 @@ for _name in (
     setattr(Count, f"__{_name}__", _computed(f"__{_name}__"))
 
 
+TRACED = (TracedText, Count, TracedList, TracedDict)
+
+
 def length(value: Any) -> Any:
     """The `length` filter."""
     if isinstance(value, TracedText):
@@ -711,42 +719,51 @@ def length(value: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """The value without traces; a traced one is pinned."""
+    return _unwrapped(value, _pinned, {})
+
+
+def _pinned(value: Any) -> Any:
     if isinstance(value, TracedText):
         value._trace.pin(value._source, value._said)
         return Markup(value._said) if isinstance(value, SafeText) else value._said
     if isinstance(value, Count):
         value._trace.pin(value._source, value._value)
         return value._value
-    if isinstance(value, TracedList | TracedDict):
-        value._trace.pin(value._source, value._raw)
-        return value._raw.copy()
-    if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
-    if isinstance(value, dict):
-        return {plain(key): plain(part) for key, part in value.items()}
-    return value
+    value._trace.pin(value._source, value._raw)
+    return value._raw.copy()
+
+
+def _unwrapped(value: Any, unwrap: Callable[[Any], Any], done: dict[int, Any]) -> Any:
+    """The value with each traced part unwrapped. What is shared stays shared: forty steps of
+    `[x, x]` are 2**40 parts."""
+    if isinstance(value, TRACED):
+        return unwrap(value)
+    if not isinstance(value, list | tuple | dict):
+        return value
+    found = done.get(id(value))
+    if found is None:
+        parts = (_unwrapped(part, unwrap, done) for part in value)
+        if isinstance(value, dict):
+            of_keys = (_unwrapped(part, unwrap, done) for part in value.values())
+            found = dict(zip(parts, of_keys, strict=True))
+        else:
+            found = tuple(parts) if isinstance(value, tuple) else list(parts)
+        done[id(value)] = found
+    return found
 
 
 def said(value: Any) -> Any:
-    """The text itself; nothing is asked, so the caller records its source."""
+    """The value itself; nothing is asked, so the caller records its source."""
     if isinstance(value, TracedText):
         return value._said
+    if isinstance(value, TracedList | TracedDict):
+        return value._raw
     return value._value if isinstance(value, Count) else value
 
 
 def raw_of(value: Any) -> Any:
     """Any value without its traces; nothing is asked."""
-    if isinstance(value, TracedText | Count):
-        return said(value)
-    if isinstance(value, TracedList | TracedDict):
-        return value._raw
-    if isinstance(value, list):
-        return list(map(raw_of, value))
-    if isinstance(value, tuple):
-        return tuple(map(raw_of, value))
-    if isinstance(value, dict):
-        return {raw_of(key): raw_of(part) for key, part in value.items()}
-    return value
+    return _unwrapped(value, said, {})
 
 
 def literal(value: Any) -> str:
@@ -762,8 +779,9 @@ def literal(value: Any) -> str:
 
 def source_of(value: Any) -> str:
     """Python that makes the value again."""
-    if isinstance(value, TracedText | Count | TracedList | TracedDict):
-        return value._source
+    if isinstance(value, TRACED):
+        source: str = value._source
+        return source
     if isinstance(value, Message):
         return f"m[{value._index}]"
     if type(value) is list:
@@ -778,13 +796,15 @@ def source_of(value: Any) -> str:
 
 def trace_of(value: Any) -> Trace | None:
     """The trace of anything traced inside a value."""
-    if isinstance(value, TracedText | Count | TracedList | TracedDict):
-        return value._trace
-    if isinstance(value, list | tuple):
-        return next((found for part in value if (found := trace_of(part)) is not None), None)
-    if isinstance(value, dict):
-        parts = value.values()
-        return next((found for part in parts if (found := trace_of(part)) is not None), None)
+    left, seen = [value], set()
+    while left:
+        part = left.pop()
+        if isinstance(part, TRACED):
+            trace: Trace = part._trace
+            return trace
+        if isinstance(part, list | tuple | dict) and id(part) not in seen:
+            seen.add(id(part))
+            left += part.values() if isinstance(part, dict) else part
     return None
 
 

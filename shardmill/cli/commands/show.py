@@ -75,6 +75,7 @@ class ShowCommand(TrainingOrder):
     documents: Annotated[
         bool | None, "--documents/--no-documents", "Ignore labels at document boundaries."
     ] = None
+    fim: Annotated[float | None, "As the training had it: the share of rows filled in."] = None
     as_json: Annotated[bool, "--json", "Print ids, mask and turns."] = False
 
     def run(self) -> Answer:
@@ -372,10 +373,14 @@ def _row_parts(row: Row, shown: ShownTokens) -> Iterator[tuple[str, int, int]]:
     else:
         for (number, start, stop), (first, last) in zip(plan.documents, row.columns, strict=True):
             boundary = ""
-            if first and shown.trained[first]:
+            if first == last:
+                boundary = "; cut off, since the documents before it grew"
+            elif first and shown.trained[first]:
                 boundary = "; its first token is the label of the document before"
             elif first:
                 boundary = "; boundary: its first token is not a label"
+            if first in row.rearranged:
+                boundary += "; rearranged to fill in the middle"
             yield f"document {number:,}, tokens {start:,}..{stop:,}{boundary}", first, last
 
 
@@ -395,6 +400,7 @@ def _row_facts(row: Row, decode: Decode) -> dict[str, JSON]:
         "labels": row.labels.tolist(),
         "text": decode(ids),
         "documents": documents,
+        **({"rearranged": sorted(row.rearranged)} if row.rearranged else {}),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +11,39 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from shardmill.arguments import check_local
+from shardmill.arguments import check_local, is_url
 from shardmill.cli.app import CommandGroup, with_parameters
-from shardmill.cli.options import AsJson, parse_bytes, parse_special
+from shardmill.cli.options import (
+    AsJson,
+    Field,
+    RoleMap,
+    parse_bytes,
+    parse_role_map,
+    parse_special,
+)
 from shardmill.cli.printing import Answer
+from shardmill.errors import SourceError
+from shardmill.sources import (
+    SHAPES,
+    ChatSource,
+    ConcatSource,
+    TextSource,
+    open_texts,
+    texts_of,
+)
 from shardmill.tokenizers import DEFAULT_SPECIALS, TrainSpec, open_tokenizer, train_tokenizer
+from shardmill.tokenizers.train import NOT_TEXT, TEXT_SUFFIXES, find_files
 
 app = typer.Typer(cls=CommandGroup, help="Train a tokenizer, or look at one.", no_args_is_help=True)
-_STRUCTURED = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTokenizerCommand:
-    """Train a tokenizer.
+    """Train a tokenizer on documents, or on what the messages of conversations say.
 
-    Prints one line: the model's file, its ids, its special tokens, and how much text it saw.
+    Prints one line: the model's file, its ids, its special tokens, and how much text it saw. Rows
+    that have a known shape of conversations and no field `text` are conversations; --field and
+    --shape decide otherwise.
 
     Example: shardmill tokenizer train 'books/*.txt' --out tokenizer --vocab-size 400
 
@@ -33,7 +52,9 @@ class TrainTokenizerCommand:
     """
 
     inputs: Annotated[
-        list[str], "INPUTS", "Text files, globs, folders; .jsonl, .parquet, or hub:owner/name."
+        list[str],
+        "INPUTS",
+        "Whatever `build` and `build chats` take: files, folders, globs, URLs, hub:owner/name.",
     ]
     out: Annotated[Path, "Folder for the model and its meta.json."]
     vocab_size: Annotated[int, "Number of ids, with special tokens and bytes."] = 16_000
@@ -44,13 +65,25 @@ class TrainTokenizerCommand:
     special: Annotated[
         list[str] | None, "NAME=STRING, once per special token. Default: sys, usr, asst, eot."
     ] = None
+    field: Field = None
+    shape: Annotated[
+        str | None, f"The inputs are conversations of this shape: {', '.join(SHAPES)}."
+    ] = None
+    messages_field: Annotated[str | None, "Field that holds the turns, as for build chats."] = None
+    role_field: Annotated[str | None, "Their key that says who speaks."] = None
+    content_field: Annotated[str | None, "Their key that says what."] = None
+    role_map: RoleMap = None
+    on_bad: Annotated[
+        Literal["error", "skip"] | None,
+        "Rows that cannot be read: stop at the first, or skip and count them.",
+    ] = None
     seed: Annotated[int, "Draws the text when it is over --max-bytes."] = 42
     max_bytes: Annotated[str, "Text to train on, e.g. 256MiB; 0 for all of it."] = "256MiB"
     overwrite: Annotated[bool, "Replace a model in this folder."] = False
     as_json: Annotated[bool, "--json", "Print meta.json."] = False
 
     def run(self) -> Answer:
-        inputs, out = self.inputs, self.out
+        out = self.out
         check_local(out, "out")
         size = self.max_bytes
         spec = TrainSpec(
@@ -60,16 +93,7 @@ class TrainTokenizerCommand:
             seed=self.seed,
             max_bytes=None if size == "0" else parse_bytes(size, "max_bytes"),
         )
-        if any(item.startswith("hub:") or item.endswith(_STRUCTURED) for item in inputs):
-            from shardmill.sources import open_source
-
-            source = open_source(inputs)
-            texts = (text for batch in source.batches() for text in batch.texts.to_pylist())
-            done = train_tokenizer(
-                out, texts=texts, texts_name=source.name, spec=spec, overwrite=self.overwrite
-            )
-        else:
-            done = train_tokenizer(out, files=inputs, spec=spec, overwrite=self.overwrite)
+        done = train_tokenizer(out, **self._text(), spec=spec, overwrite=self.overwrite)
         meta: dict[str, Any] = done.meta
         text = (
             f"{done.model}: {meta['model_type']}, {meta['vocab_size']:,} ids, "
@@ -77,6 +101,36 @@ class TrainTokenizerCommand:
             f"{meta['bytes_read']:,} bytes"
         )
         return Answer(msgspec.to_builtins(meta, order="sorted"), [text])
+
+    def _text(self) -> dict[str, Any]:
+        """What to train on, for `train_tokenizer`: local text files line by line, of any size, and
+        everything else through its source."""
+        names = ("field", "shape", "on_bad", "messages_field", "role_field", "content_field")
+        options = {name: getattr(self, name) for name in names} | {
+            "role_map": parse_role_map(self.role_map)
+        }
+        options = {name: value for name, value in options.items() if value is not None}
+        try:
+            source = open_texts(self.inputs, **options)
+        except SourceError:
+            if options or not all(map(_may_be_text, self.inputs)):
+                raise
+            found = find_files(self.inputs)
+            print(f"shardmill: {', '.join(self.inputs)}: read as plain text", file=sys.stderr)
+            return {"files": found}
+        parts = source.parts if isinstance(source, ConcatSource) else [source]
+        files = [
+            file.place for part in parts if isinstance(part, TextSource) for file in part.files
+        ]
+        is_text = all(isinstance(part, TextSource) for part in parts)
+        if is_text and all(isinstance(f, Path) and f.suffix in TEXT_SUFFIXES for f in files):
+            return {"files": files}
+        if isinstance(source, ChatSource):
+            print(
+                f"shardmill: {source.name}: conversations; trained on the texts of their messages",
+                file=sys.stderr,
+            )
+        return {"texts": texts_of(source), "texts_name": source.name}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +164,12 @@ class TokenizerInfoCommand:
             "not_fast": list(candidates.refusals),
         }
         return Answer(msgspec.to_builtins(facts, order="sorted"), _lines(facts))
+
+
+def _may_be_text(item: str) -> bool:
+    """Whether this is a text file of another name, such as wiki.train.raw, or a glob of some."""
+    is_elsewhere = is_url(item) or item.startswith("hub:")
+    return not (is_elsewhere or Path(item).is_dir() or item.endswith(NOT_TEXT))
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:

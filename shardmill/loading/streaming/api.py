@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeAlias
@@ -10,6 +10,13 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 from shardmill.arguments import choices, whole_number
 from shardmill.errors import OptionError
 from shardmill.loading.api import chosen_form, rank_and_world
+from shardmill.loading.fim import (
+    FimOptions,
+    FimRules,
+    check_vocabulary,
+    fim_options,
+    fim_rules,
+)
 from shardmill.loading.streaming.documents import StreamOrder
 from shardmill.loading.streaming.rows import BinRules
 from shardmill.loading.streaming.stream import (
@@ -51,6 +58,7 @@ def stream(
     max_doc_tokens: int | None = None,
     num_streams: int | None = None,
     engine: EngineChoice = "auto",
+    fim: float | FimOptions | None = None,
 ) -> TextStream | Any:
     """Training batches straight from text, with `state_dict` and `load_state_dict`.
 
@@ -62,7 +70,8 @@ def stream(
     and "best-fit" keep documents whole, except those that are longer than a row. `shuffle` draws
     the order of files and of documents in blocks of 10,000. `repeat`: epochs without end, each in
     its own order. `max_doc_tokens` cuts longer documents. `num_streams`: a state can be loaded on
-    any number of ranks that divides it; None is the number of ranks.
+    any number of ranks that divides it; None is the number of ranks. `fim`: the share of rows in
+    which documents are rearranged to fill in the middle, as in `load`, or `FimOptions`.
     """
     arguments = {**locals(), "rank": 0, "world": 1, "to": "numpy"}
     form = chosen_form(to)
@@ -101,9 +110,30 @@ def stream(
             seq_len=whole_number(seq_len, "seq_len"),
         ),
         num_streams=num_streams,
+        fim=_fim_rules(fim, tokenizer, ids, vocab_size, seed),
         remake=partial(_open_again, arguments),
     )
     return form(TextStream(pipeline, rank=own_rank, world=own_world))
+
+
+def _fim_rules(
+    fim: float | FimOptions | None,
+    tokenizer: Tokenizer,
+    ids: DocumentIds,
+    vocab_size: int,
+    seed: int,
+) -> FimRules | None:
+    options = fim_options(fim)
+    if options is None:
+        return None
+    if isinstance(options.rate, Mapping):
+        raise OptionError("{fim}: wanted one share, since a stream has one source", fim=fim)
+    framing = {"bos": ids.bos_id, "eos": ids.eos_id}
+    named = {name: number for name, number in framing.items() if number is not None}
+    named = {**tokenizer.special_token_ids(), **named}
+    rules = fim_rules(options, named, repr(tokenizer), seed=seed, path=())
+    check_vocabulary(rules.tokens, vocab_size, repr(tokenizer))
+    return rules
 
 
 def _open_again(arguments: dict[str, Any]) -> Pipeline:

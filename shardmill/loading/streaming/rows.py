@@ -12,10 +12,12 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from shardmill.errors import StateMismatchError
+from shardmill.loading.fim import EXTRA_TOKENS, FimCounts, FimRules, plan_fim
 from shardmill.loading.state import Counts, Position, ReadCounts, StreamCursor
 from shardmill.loading.streaming.documents import Encoded
 from shardmill.packing import PACKERS, Algorithm, PackPlan
@@ -36,17 +38,32 @@ class StreamRows:
     blocks: tuple[StreamCursor, ...]  # those that the positions refer to
     after: OffsetArray  # (n, 3) the position after each row: which of `blocks`, document, part
     begun: OffsetArray  # (n, 3) documents that begin in it, how many were cut, by how many ids
+    whole: OffsetArray  # (k, 2) documents that are whole in their row: start and stop in the rows
+    # end to end
     read: ReadCounts  # what was read for these rows
+    fim: OffsetArray | None = None  # (n, 3) of each row, what `FimCounts` holds
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def position_after(self, row: int, counts: Counts | None = None) -> Position:
-        """`counts`: those up to there, for the position."""
+    def position_after(
+        self, row: int, counts: Counts | None = None, fim: FimCounts | None = None
+    ) -> Position:
+        """`counts` and `fim`: those up to there, for the position."""
         block, document, part = self.after[row].tolist()
         return Position(
-            block=self.blocks[block], document=document, part=part, counts=counts or Counts()
+            block=self.blocks[block],
+            document=document,
+            part=part,
+            counts=counts or Counts(),
+            fim=fim or msgspec.UNSET,
         )
+
+    def fim_counts(self, start: int, stop: int) -> FimCounts | None:
+        """What was rearranged in the rows `start..stop`; None: nothing ever is."""
+        if self.fim is None:
+            return None
+        return FimCounts(*self.fim[start:stop].sum(axis=0).tolist())
 
     def counts(self, start: int, stop: int) -> Counts:
         """What the rows `start..stop` hold."""
@@ -208,8 +225,19 @@ def _cut_rows(
         blocks=tuple(chunk.block for chunk in chunks),
         after=np.stack((block, first[block] + last - before[block] + is_end, part), axis=1),
         begun=_begun(row[here], ids.lengths[here], cut[here], num_rows),
+        whole=_whole_in_rows(ids.offsets, bool(done), width, stop),
         read=read,
     )
+
+
+def _whole_in_rows(offsets: OffsetArray, is_begun: bool, width: int, stop: int) -> OffsetArray:
+    """`StreamRows.whole` of documents end to end; the first one began earlier, if `is_begun`."""
+    spans = np.stack((offsets[:-1], offsets[1:]), axis=1)
+    whole = (spans[:, 0] // width == (spans[:, 1] - 1) // width) & (spans[:, 1] <= stop)
+    whole &= spans[:, 0] < spans[:, 1]
+    whole[: 1 if is_begun else 0] = False
+    found: OffsetArray = spans[whole]
+    return found
 
 
 def _segments(begins: OffsetArray, stop: int, width: int) -> Tokens:
@@ -250,7 +278,9 @@ def bin_rows(
         if len(rows):
             reported = read
             columns = ("tokens", "segments", "after", "begun")
-            yield replace(rows, **{name: getattr(rows, name)[done:] for name in columns})
+            left = {name: getattr(rows, name)[done:] for name in columns}
+            whole = rows.whole - done * width
+            yield replace(rows, **left, whole=whole[whole[:, 0] >= 0])
         begin, done = end, 0
 
     for chunk in encoded:
@@ -300,7 +330,10 @@ def _packed_rows(
     before = np.concatenate(([0], np.cumsum(length)))
     tokens = np.full((len(order), width), pad_id, np.int32)
     columns = Ragged(before[:-1] - before[offsets[:-1]][row], offsets)
-    fill_rows(columns, length, (partial(take, ids.values), ids.offsets[example] + start, tokens))
+    begins = fill_rows(
+        columns, length, (partial(take, ids.values), ids.offsets[example] + start, tokens)
+    )
+    whole = (start == 0) & (length == ids.lengths[example])
     # every row gets one more segment, perhaps of length 0: padding
     padding = width - np.diff(before[offsets])
     number = np.arange(1, len(piece) + 1) - offsets[row]
@@ -322,6 +355,7 @@ def _packed_rows(
         blocks=(begin.block, end.block),
         after=after,
         begun=_begun(row_of, ids.lengths[:counted], cut[:counted], len(order)),
+        whole=np.stack((begins, begins + length), axis=1)[whole],
         read=read,
     )
 
@@ -340,3 +374,29 @@ def _too_few_rows(begin: Position, done: int, num_rows: int) -> StateMismatchErr
         f"says that {done:,} of its rows are done and more follow, but it gives {num_rows:,}: the "
         "source, the tokenizer or the packing is not the one that the state was taken from"
     )
+
+
+# fill in the middle
+
+
+def rearranged_rows(
+    rows: StreamRows, rules: FimRules, *, first: int, stream: int, num_streams: int
+) -> StreamRows:
+    """The rows with some documents rearranged; `first` rows of this stream came before them.
+
+    What a row loses at its end is in no row: the next one begins where it would without.
+    """
+    fim = np.zeros((len(rows), 3), np.int64)
+    numbers, width = first + np.arange(len(rows)), rows.tokens.shape[1]
+    chosen = rules.of_stream(stream, num_streams).chosen(numbers)
+    plan = plan_fim(width, *rows.whole[chosen[rows.whole[:, 0] // width]].T)
+    if not len(plan.rows):
+        return replace(rows, fim=fim)
+    tokens, segments = rows.tokens.copy(), rows.segments.copy()
+    samples = numbers[plan.rows] * num_streams + stream
+    tokens[plan.rows] = rules.rearranged(tokens[plan.rows], plan, samples)
+    padding = np.count_nonzero(segments[plan.rows] == 0, axis=1)
+    cut = np.maximum(EXTRA_TOKENS * plan.each - padding, 0)
+    fim[plan.rows] = np.stack((np.ones_like(cut), plan.each, cut), axis=1)
+    segments[plan.rows] = plan.stretched(segments[plan.rows])
+    return replace(rows, tokens=tokens, segments=segments, fim=fim)

@@ -25,6 +25,7 @@ import numpy as np
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, StateMismatchError
+from shardmill.loading.fim import FimCounts, FimRules, fim_facts
 from shardmill.loading.state import (
     MAX_STREAMS,
     Counts,
@@ -36,7 +37,14 @@ from shardmill.loading.state import (
     stream_state,
 )
 from shardmill.loading.streaming.documents import DocumentStream, StreamOrder, encoded_ahead
-from shardmill.loading.streaming.rows import BinRules, StreamRows, Tokens, bin_rows, sequential_rows
+from shardmill.loading.streaming.rows import (
+    BinRules,
+    StreamRows,
+    Tokens,
+    bin_rows,
+    rearranged_rows,
+    sequential_rows,
+)
 from shardmill.loading.streaming.tokenizer import StreamTokenizer
 from shardmill.machine import check_memory
 from shardmill.protocols import Closing, Encoder, Source, Texts
@@ -140,6 +148,7 @@ class Pipeline:
     purpose: str = "train"
     batch_documents: int = BATCH_DOCUMENTS  # the limit with which the source was opened
     num_streams: int | None = None  # None: one for each rank
+    fim: FimRules | None = None  # None: no document is rearranged
     remake: Callable[[], Pipeline] | None = None  # what a pickle holds instead of the parts
 
     @cached_property
@@ -173,6 +182,8 @@ class Pipeline:
             "packing_buffer_tokens": bins and bins.buffer_tokens,
             "packing_max_docs_per_bin": bins and bins.max_per_row,
         }
+        if self.fim is not None:
+            values |= {f"fim_{key}": value for key, value in fim_facts(self.fim.options).items()}
         # some checkpoint savers take nothing but ints and strings
         return {name: v if isinstance(v, int) else str(v) for name, v in values.items()}
 
@@ -203,7 +214,15 @@ class Pipeline:
             else:
                 rows = bin_rows(encoded, self.bins, seq_len=seq_len, pad_id=pad_id, start=start)
             with closing(rows):
-                yield from rows
+                if self.fim is None:
+                    yield from rows
+                    return
+                first = start.counts.rows
+                for some in rows:
+                    yield rearranged_rows(
+                        some, self.fim, first=first, stream=stream, num_streams=num_streams
+                    )
+                    first += len(some)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         return super().__reduce__() if self.remake is None else (self.remake, ())
@@ -310,7 +329,7 @@ class TextStream(Closing, Iterator[Batch[np.int32]]):
 
     def stats(self) -> StreamStats:
         """Counts of the last batch given and of the run so far, for this rank."""
-        return StreamStats(batch=self._batch, total=self._at.totals)
+        return StreamStats(batch=self._batch, total=self._at.totals, fim=self._at.fim)
 
     def interrupt(self) -> None:
         """From any thread: give up the batch that another thread waits for, and be closed."""
@@ -412,8 +431,11 @@ class _RowStream:
         """After the last row taken."""
         if self._chunk is not None and self._counted < self._taken:
             counts = self._position.counts + self._chunk.counts(self._counted, self._taken)
+            fim = self._chunk.fim_counts(self._counted, self._taken)
+            if fim is not None:
+                fim += self._position.fim or FimCounts()
             self._position = self._chunk.position_after(
-                self._taken - 1, counts.with_input(self._chunk.read)
+                self._taken - 1, counts.with_input(self._chunk.read), fim
             )
             self._counted = self._taken
         return self._position

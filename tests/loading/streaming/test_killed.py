@@ -98,13 +98,26 @@ class Trainer:
         return printed
 
 
+@pytest.fixture(scope="module")
+def whole(
+    hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[dict[str, Any]], range]:
+    """What one epoch prints, and which requests the hub got meanwhile."""
+    start = len(hub.requests)
+    printed = Trainer(hub, tmp_path_factory.mktemp("whole"), repeat=False).run(10_000)
+    return printed, range(start, len(hub.requests))
+
+
 def batches_of(printed: list[dict[str, Any]]) -> list[str]:
     return [line["batch"] for line in printed]
 
 
-@pytest.mark.parametrize(("dataset", "packing"), [("own/docs", "bin"), ("own/lines", "sequential")])
+@pytest.mark.parametrize(
+    ("dataset", "packing", "parts"),
+    [("own/docs", "bin", (45, 85)), ("own/lines", "sequential", (130,))],
+)
 def test_a_killed_stream_resumes_with_the_very_next_batch(
-    hub: LoopbackHub, tmp_path: Path, dataset: str, packing: str
+    hub: LoopbackHub, tmp_path: Path, dataset: str, packing: str, parts: tuple[int, ...]
 ) -> None:
     trainer = Trainer(
         hub, tmp_path, hf_dataset=dataset, packing_mode=packing, packing_buffer_docs=50
@@ -115,23 +128,21 @@ def test_a_killed_stream_resumes_with_the_very_next_batch(
     assert len(set(whole)) == len(whole) == 160
     assert '"epoch":1' in lines[-1]["state"]["streams"]["0"]
     seen: list[dict[str, Any]] = []
-    for part in (45, 85, None):  # the second kill is in the second epoch
+    for part in (*parts, None):  # the last kill is in the second epoch
         state = seen[-1]["state"] if seen else None
         seen += trainer.run(160 - len(seen), state, kill_after=part)
     assert batches_of(seen) == whole
 
 
 def test_a_resumed_stream_does_not_read_finished_shards_again(
-    hub: LoopbackHub, tmp_path: Path
+    hub: LoopbackHub, tmp_path: Path, whole: tuple[list[dict[str, Any]], range]
 ) -> None:
-    trainer = Trainer(hub, tmp_path, repeat=False)
-    start = len(hub.requests)
-    whole = trainer.run(10_000)
+    printed, requests = whole
     before = len(hub.requests)
-    late = len(whole) * 4 // 5
-    rest = trainer.run(10_000, whole[late]["state"])
-    assert batches_of(rest) == batches_of(whole)[late + 1 :]
-    groups = groups_read(hub, start, before)
+    late = len(printed) * 4 // 5
+    rest = Trainer(hub, tmp_path, repeat=False).run(10_000, printed[late]["state"])
+    assert batches_of(rest) == batches_of(printed)[late + 1 :]
+    groups = groups_read(hub, requests.start, requests.stop)
     again = groups_read(hub, before, len(hub.requests))
     # the order of row groups is drawn; four fifths are done but for the block in the middle
     assert len(groups) == NUM_FILES * NUM_GROUPS
@@ -171,15 +182,16 @@ def test_a_stream_in_file_order_opens_the_file_and_row_group_of_its_state(
     assert {file for file, _ in ranges_read(hub, before, len(hub.requests))} == {5}
 
 
-def test_faults_in_mid_stream_change_no_batch(hub: LoopbackHub, tmp_path: Path) -> None:
+def test_faults_in_mid_stream_change_no_batch(
+    hub: LoopbackHub, tmp_path: Path, whole: tuple[list[dict[str, Any]], range]
+) -> None:
     trainer = Trainer(hub, tmp_path, repeat=False)
-    whole = batches_of(trainer.run(10_000))
     hub.faults += [
         Fault(path="train-00002", status=503, times=2, skip=2, method="GET"),
         Fault(path="train-00004", drop_after=900, times=3, skip=1, method="GET"),
     ]
     try:
-        assert batches_of(trainer.run(10_000)) == whole
+        assert batches_of(trainer.run(10_000)) == batches_of(whole[0])
         assert all(fault.times == 0 for fault in hub.faults)
     finally:
         hub.faults.clear()
