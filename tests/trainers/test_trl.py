@@ -35,8 +35,8 @@ out, real = Path(sys.argv[2]), sys.argv[3:]
 out.mkdir()
 if real:
     kept = [row for row in json.loads(Path(real[0]).read_text())
-        if sum(len(turn["value"]) for turn in row["conversations"]) < 400
-        and max(len(row["chosen"]["value"]), len(row["rejected"]["value"])) < 400][:40]
+        if sum(len(turn["value"]) for turn in row["conversations"]) < 300
+        and max(len(row["chosen"]["value"]), len(row["rejected"]["value"])) < 300]
     roles = {"system": "system", "human": "user", "gpt": "assistant"}
     def messages(turns):
         return [{"role": roles[one["from"]], "content": one["value"]} for one in turns]
