@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -29,12 +30,14 @@ from niels_gpt.seeds import seeded
 from niels_gpt.special_tokens import ROLE_NAMES
 from shardmill.building import BuildReport, BuildSpec, Progress
 from shardmill.building.finish import LedgerCounter
+from shardmill.building.loss import check_kept, check_max_loss
 from shardmill.building.run import store_facts
 from shardmill.building.worker import TokenRules
 from shardmill.building.workplace import open_workplace, target_of
 from shardmill.chat import TrainPolicy, bind_template, known_template
-from shardmill.errors import OptionError, SourceError
+from shardmill.errors import LossError, OptionError
 from shardmill.records import JSON, Conversation, Drop, IntArray, OffsetArray, Ragged
+from shardmill.sources.rows import snippet_of
 from shardmill.storage.atomic import HashedFile
 from shardmill.store import StoreWriter, check_target, publish_folder
 from shardmill.threads import read_ahead
@@ -113,12 +116,15 @@ def write_examples(
     rule: SplitRule,
     spec: BuildSpec,
     overwrite: bool = False,
+    max_loss: float = 1.0,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> BuildReport:
     """Read, render, split and write, each in a separate thread.
 
-    `spec` says what the manifest records beside that.
+    `spec` says what the manifest records beside that. A loss above `max_loss`, and a store without
+    an example, is a `LossError`.
     """
+    check_max_loss(max_loss)
     num_val(0, rule.val_frac)  # an invalid share or seed is refused before any work
     seeded(rule.seed)
     started, target, groups = time.monotonic(), target_of(folder), _Groups()
@@ -147,6 +153,15 @@ def write_examples(
                 unit="example",
             )
             manifest = out.finish(facts)
+        check_kept(
+            target,
+            manifest,
+            staged,
+            [],
+            max_loss=max_loss,
+            allow_empty=False,
+            keeps_work=False,
+        )
         publish_folder(staged, target, overwrite=overwrite)
     seconds = time.monotonic() - started
     return BuildReport(folder=target, manifest=manifest, seconds=seconds, resumed=False)
@@ -210,11 +225,22 @@ def _batches(
     tokenizer.chat_ids()  # says which are missing
     template = bind_template(known_template("four-marker"), tokenizer)
     num_read = num_kept = 0
+    reasons: Counter[str] = Counter()
+    first: dict[str, tuple[str, str]] = {}  # by reason: a conversation, and how it begins
     for chunk in chunks:
         chats = [_conversation(one, number) for number, one in enumerate(chunk, start=num_read)]
         groups.add(chunk)
         rendered = template.render(chats, TrainPolicy())
         ids = fit(rendered.examples.ids, first=num_read)
+        for drop in rendered.drops:
+            reasons[drop.reason] += 1
+            if drop.reason not in first:
+                found = next(
+                    example
+                    for chat, example in zip(chats, chunk, strict=True)
+                    if chat.id == drop.id
+                )
+                first[drop.reason] = (drop.id, snippet_of(found))
         yield _Batch(
             examples=ids,
             numbers=rendered.kept + num_read,
@@ -224,9 +250,13 @@ def _batches(
         num_read += len(chunk)
         num_kept += len(rendered.kept)
     if not num_kept:
-        raise SourceError(
+        lines = [f"{reasons[why]:,} {why}, as {id}: {text}" for why, (id, text) in first.items()]
+        head = (
             f"none of {num_read:,} conversations can be used; each needs at least one assistant "
             "message: check the input and its fields"
+        )
+        raise LossError(
+            "\n  ".join([head, *lines]), reasons=reasons, num_read=num_read, examples=first
         )
 
 

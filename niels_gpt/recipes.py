@@ -205,6 +205,8 @@ def _store(run: Run, folder: Path, feeds: Sequence[Feed], spec: BuildSpec) -> Bu
         engine_check=run.settings.engine_check,
         resume=run.resume,
         overwrite=run.overwrite,
+        max_loss=run.settings.max_loss,
+        allow_empty=run.settings.allow_empty,
         workers=run.settings.workers,
         on_progress=run.on_progress,
     )

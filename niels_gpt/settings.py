@@ -14,6 +14,7 @@ from typing import Any
 from niels_gpt.cache import formats
 from niels_gpt.data import dolly, fineweb_edu, oasst1, rows, wikitext
 from niels_gpt.messages import SplitUnit
+from shardmill.building.loss import MAX_LOSS
 from shardmill.cli.options import parse_bytes
 from shardmill.tokenizers import EngineCheck, EngineChoice
 
@@ -118,6 +119,13 @@ class Settings:
         default=oasst1.MAX_MESSAGES, metadata=_flag("messages in a thread, at most", int)
     )
 
+    max_loss: float = field(
+        default=MAX_LOSS,
+        metadata=_flag("share of a source's rows that may be lost before it fails", float),
+    )
+    allow_empty: bool = field(
+        default=False, metadata=_flag("a pretraining source that keeps nothing may be built")
+    )
     hub_retries: int = field(
         default=rows.MAX_RETRIES,
         metadata=_flag("tries again when the hub does not answer", int),

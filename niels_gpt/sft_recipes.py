@@ -164,6 +164,7 @@ def _write(run: Run, folder: Path, chats: Iterable[list[Message]], spec: BuildSp
         rule=_rule(run),
         spec=spec,
         overwrite=run.overwrite,
+        max_loss=run.settings.max_loss,
         on_progress=run.on_progress,
     )
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from shardmill.building import BuildReport, BuildSpec, Feed, build_chats, build_store
     from shardmill.building.api import build, pack
     from shardmill.chat import prove_mask
-    from shardmill.errors import ShardmillError
+    from shardmill.errors import LossError, ShardmillError
+    from shardmill.inspect.look import look
     from shardmill.loading import (
         ChatRows,
         Loader,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
+    "look",
     "build",
     "pack",
     "load",
@@ -43,6 +45,7 @@ __all__ = [
     "Feed",
     "IGNORE_INDEX",
     "Loader",
+    "LossError",
     "Manifest",
     "MemorySource",
     "PackSource",
@@ -78,7 +81,8 @@ __getattr__ = lazy_getattr(
         "shardmill.remote": ("pull", "push"),
         "shardmill.building": ("BuildReport", "BuildSpec", "Feed", "build_chats", "build_store"),
         "shardmill.chat": ("prove_mask",),
-        "shardmill.errors": ("ShardmillError",),
+        "shardmill.errors": ("LossError", "ShardmillError"),
+        "shardmill.inspect.look": ("look",),
         "shardmill.loading": (
             *("ChatRows", "Loader", "PackSource", "PreferenceSource", "SampleStream"),
             "TokenSource",

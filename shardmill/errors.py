@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shardmill.urls import scrub, scrub_error
 
@@ -127,6 +127,29 @@ class BuildLockedError(BuildError):
 
 class UnfinishedBuildError(BuildError):
     """An earlier build was not finished; it must be resumed or discarded explicitly."""
+
+
+class LossError(BuildError, SourceError):
+    """Nothing was kept of the input, or too little; nothing was published.
+
+    `reasons` counts the rows by why they were left out; `num_kept` of `num_read` were kept.
+    `examples` has a row of the commonest reasons: its id, and how it begins if that was found.
+    """
+
+    def __init__(
+        self,
+        message: object = "",
+        *args: object,
+        reasons: Mapping[str, int] | None = None,
+        num_read: int = 0,
+        num_kept: int = 0,
+        examples: Mapping[str, tuple[str, str | None]] | None = None,
+        **options: object,
+    ) -> None:
+        super().__init__(message, *args, **options)
+        self.reasons = dict(reasons or {})
+        self.num_read, self.num_kept = num_read, num_kept
+        self.examples = dict(examples or {})
 
 
 def missing_extra(what: str, extra: str) -> MissingExtraError:

@@ -180,7 +180,7 @@ _TEXTS: Any = _TextsOfBatch()
 class TextBatch:
     """Some documents of a source, clean and non-empty, with the account of what was left out.
 
-    `num_read == len(texts) + counts["empty"] + len(drops)`.
+    `num_read == len(texts) + counts["empty"] + counts.get("filtered", 0) + len(drops)`.
     """
 
     texts: pa.LargeStringArray = _TEXTS  # no nulls, no empty strings
@@ -188,7 +188,8 @@ class TextBatch:
     sizes: OffsetArray | None = None  # UTF-8 bytes of each of `strings`
     num_read: int  # input rows or files consumed by this batch
     counts: Mapping[str, int] = field(default_factory=dict)
-    # "empty": documents with no text; "invalid_utf8": kept documents in which bytes were replaced
+    # "empty": documents with no text; "filtered": rows that a filter left out; "invalid_utf8": kept
+    # documents in which bytes were replaced; "front_matter": without the front matter they had
     drops: tuple[Drop, ...] = ()
     num_rows: int = 0  # rows passed, blank lines too, where drops have a `row`; 0 elsewhere
     cursor: Cursor  # reading from here gives exactly what follows this batch
@@ -230,11 +231,15 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationBatch:
-    """Some conversations of a source. `num_read == len(conversations) + len(drops)`."""
+    """Some conversations of a source.
+
+    `num_read == len(conversations) + counts.get("filtered", 0) + len(drops)`.
+    """
 
     conversations: tuple[Conversation, ...]
     num_read: int
-    counts: Mapping[str, int] = field(default_factory=dict)  # "invalid_utf8": with a replacement
+    counts: Mapping[str, int] = field(default_factory=dict)
+    # "invalid_utf8": with a replacement; "filtered": rows that a filter left out
     drops: tuple[Drop, ...] = ()
     num_rows: int = 0  # as in `TextBatch`
     cursor: Cursor  # reading from here gives exactly what follows this batch

@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inspect": GROUND | CORE,
     "testing": GROUND | CORE,
     "cli": GROUND | CORE | {"formats", "remote", "inspect", "compat", "trainers"},
-    "__init__": GROUND | CORE | {"remote"},
+    "__init__": GROUND | CORE | {"remote", "inspect"},  # inspect: `look`, before a build
     "__main__": {"cli"},
 }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shardmill
 
 NAMES = """
-    BuildReport BuildSpec ChatRows Feed IGNORE_INDEX Loader Manifest MemorySource PackSource
-    PreferenceSource Ragged SampleStream ShardmillError Store TextBatch TokenFile TokenSource
-    TokenSpace Windows
+    BuildReport BuildSpec ChatRows Feed IGNORE_INDEX Loader LossError Manifest MemorySource
+    PackSource PreferenceSource Ragged SampleStream ShardmillError Store TextBatch TokenFile
+    TokenSource TokenSpace Windows
     __version__ build_chats build_store open_chats open_source open_store open_tokenizer open_tokens
-    build load pack prove_mask pull push stream train_tokenizer verify
+    build load look pack prove_mask pull push stream train_tokenizer verify
 """
 
 

@@ -76,6 +76,8 @@ def build_pretrain_cache(
         ),
         engine="reference",
         overwrite=overwrite,
+        max_loss=1.0,
+        allow_empty=True,
     )
 
 

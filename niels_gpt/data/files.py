@@ -47,7 +47,7 @@ def split_folder(
     folder: str | Path, *, name: str, val_frac: float, seed: int
 ) -> dict[Split, Source]:
     """The .txt and .md files below `folder`, sorted by name, parted into two sources."""
-    files = TextSource(folder).files
+    files = TextSource(folder, ext=(".txt", ".md")).files
     train, val = split_list([file.path for file in files], val_frac=val_frac, seed=seed)
     return {"train": _source(train, f"{name}/train"), "val": _source(val, f"{name}/val")}
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from shardmill.arguments import choices
 from shardmill.building.advice import advised
 from shardmill.building.chats import build_chats
+from shardmill.building.loss import MAX_LOSS
 from shardmill.building.packs import build_plan
 from shardmill.building.plan import BuildSpec, Feed
 from shardmill.building.resources import RunOn
@@ -46,13 +47,17 @@ from shardmill.protocols import ConversationSource, Source, Tokenizer
 from shardmill.records import JSON
 from shardmill.sources import ConcatSource, JsonlSource, iter_jsonl_rows, open_chats, open_source
 from shardmill.sources.preferences import preference_kind
+from shardmill.sources.rows import check_columns
+from shardmill.storage.files import Endings
 from shardmill.store import PlanOptions, StoredPlan
 from shardmill.tokenizers import EngineCheck, EngineChoice, open_tokenizer
 
 Inputs = str | Path | Sequence[str | Path]
 OnBad = Literal["error", "skip"]
+_MAPPING = ("fields", "join", "filter", "map", "strip_front_matter")
 _DOCUMENTS_ONLY = (
-    *("field", "val_tokens", "max_tokens", "dtype", "append_eot", "engine_check", "append"),
+    *("field", "fields", "join", "strip_front_matter", "kind", "split_on", "val_tokens"),
+    *("max_tokens", "dtype", "append_eot", "engine_check", "append"),
 )
 _READ_RULES = (
     *("messages_field", "role_field", "content_field", "role_map", "split_think", "fan_out"),
@@ -70,7 +75,11 @@ def build(
     tokenizer: str | Path | Tokenizer,
     template: str | Path | ChatTemplate | None = None,
     name: str | None = None,
+    ext: Endings = None,
     on_bad: OnBad | None = None,
+    ignore_columns: Sequence[str] | None = None,
+    max_loss: float = MAX_LOSS,
+    allow_empty: bool = False,
     seed: int | None = None,
     shard_bytes: int = 128 * 2**20,
     eot: str | None = None,
@@ -88,8 +97,15 @@ def build(
     memory: int | None = None,
     run_on: RunOn = "local",
     ray_address: str | None = None,
+    filter: str | None = None,
+    map: str | Callable[[dict[str, Any]], Any] | None = None,
     # documents only
     field: str | None = None,
+    kind: str | None = None,
+    split_on: str | None = None,
+    fields: Sequence[str] | None = None,
+    join: str | None = None,
+    strip_front_matter: bool = False,
     val_tokens: int = 0,
     max_tokens: int | None = None,
     dtype: Literal["uint16", "uint32"] | None = None,
@@ -113,11 +129,16 @@ def build(
 ) -> BuildReport:
     """Tokenise documents, or with a `template` conversations, into a store at `out`.
 
-    `inputs` are files, folders, globs, URLs or hub datasets (`hub:owner/name`). `out` is a folder,
+    `inputs` are files, folders, globs, URLs or hub datasets (`hub:owner/name`); with `ext` only
+    files of these endings (".c,.h") in them, or members of archives. `out` is a folder,
     or a URL: then workers send their shards there, and `scratch` (default: the temporary folder)
     holds those at work. `template` is a known name, a .json or .toml file, "jinja" for the template
     of the tokenizer, or a .jinja file. `eot` and `special` give the literal strings of special
     tokens that the tokenizer does not name.
+
+    A column that changes what is trained (`chosen`, `label`, `images`, ...) is refused unless it is
+    read or named in `ignore_columns`. A build that loses more than `max_loss` of its rows, or keeps
+    none without `allow_empty`, raises a `LossError` and publishes nothing; its work is kept.
 
     An unfinished build at `out` is refused unless `resume` (continue it) or `overwrite` (start
     again, replace a finished store) is given. `report` is a JSON file for times and counts.
@@ -129,9 +150,17 @@ def build(
     with `unit_bytes` of input at a time; with `run_on="ray"` they run on the Ray cluster at
     `ray_address`. How the work is divided never changes a byte.
 
-    Documents: or the first `val_tokens` tokens go to "val", and up to `max_tokens` to "train".
-    With `seed` the files are read in an order drawn from it. `append` adds new files to a finished
-    store.
+    `filter` is an expression over the columns of a row, which is kept where it is true:
+    `lang == "en" and score > 0.6`. `map` names a function, "module:function", that workers import:
+    it takes a row as a dict, and gives the text (of conversations the row) or None, which leaves it
+    out.
+
+    Documents: `kind` says how files are read ("text": each as one text, whatever it is called), and
+    `split_on` parts text files ("line", "blank-line", or a regular expression). `field` holds the
+    text, or `fields`, joined by `join` (default: a blank line). `strip_front_matter` leaves out the
+    YAML or TOML block that a text begins with. The first `val_tokens` tokens go to "val" (or a
+    share, as above), and up to `max_tokens` to "train". With `seed` the files are read in an order
+    drawn from it. `append` adds new files to a finished store.
 
     Conversations: `shape` names the form of the records (default: found in the first one),
     `messages_field` their column of turns, `role_field` and `content_field` the keys of a turn, and
@@ -153,17 +182,22 @@ def build(
     advice: Callable[[], AbstractContextManager[None]] = nullcontext
     how: dict[str, Any] = {"engine": engine, "resume": resume, "overwrite": overwrite}
     how |= {"scratch": scratch, "on_progress": on_progress}
+    how |= {"max_loss": max_loss, "allow_empty": allow_empty}
     how |= {"workers": workers, "unit_bytes": unit_bytes, "memory": memory}
     how |= {"run_on": run_on, "ray_address": ray_address}
     if template is None:
         feed = open_feed(
             inputs,
-            field=field,
+            kind=kind,
+            ext=ext,
+            split_on=split_on,
             on_bad=on_bad,
             seed=seed,
             val_tokens=val_tokens,
             max_tokens=max_tokens,
             by_hash=hash_split(seed or 0, val_fraction, test_fraction),
+            ignore_columns=ignore_columns or (),
+            **{key: given[key] for key in ("field", *_MAPPING) if given[key] not in (None, False)},
         )
         source = feed.source
         split_rule = "all to train"
@@ -188,8 +222,11 @@ def build(
             **how,
         )
     else:
-        rules = {key: given[key] for key in _READ_RULES if given[key]}
-        source = open_chats(inputs, shape=shape, name=name, on_bad=on_bad or "error", **rules)
+        rules = {key: given[key] for key in (*_READ_RULES, "ignore_columns") if given[key]}
+        rules |= {key: given[key] for key in ("filter", "map") if given[key] is not None}
+        source = open_chats(
+            inputs, shape=shape, name=name, ext=ext, on_bad=on_bad or "error", **rules
+        )
         options = {key: given[key] for key in _TEMPLATE_OPTIONS if given[key]}
         if fan_out and train_on == "all":
             raise OptionError(
@@ -253,13 +290,15 @@ def pack(
     long: Long = "error",
     name: str | None = None,
     overwrite: bool = False,
+    allow_empty: bool = False,
 ) -> StoredPlan:
     """Decide which conversations of a chat store share a row of `seq_len + 1` tokens.
 
     Writes a plan beside the store; no token is copied. `long` says what happens to conversations
     that no row holds. `seed` belongs to "first-fit-shuffle". Every conversation starts at a
     multiple of `align_to`, and a row has at most `max_per_row` of them. `name` defaults to one made
-    from the options; `overwrite` allows another plan of that name to be replaced.
+    from the options; `overwrite` allows another plan of that name to be replaced. When no row is
+    packed, a `LossError` is raised unless `allow_empty`.
     """
     options = PlanOptions(
         seq_len=seq_len,
@@ -269,30 +308,38 @@ def pack(
         align_to=align_to,
         long=long,
     )
-    return build_plan(store, split, options=options, name=name, overwrite=overwrite)
+    return build_plan(
+        store, split, options=options, name=name, overwrite=overwrite, allow_empty=allow_empty
+    )
 
 
 def open_feed(
     inputs: Inputs,
     *,
-    field: str | None = None,
+    kind: str | None = None,
+    ext: Endings = None,
+    split_on: str | None = None,
     on_bad: OnBad | None = None,
     seed: int | None = None,
     val_tokens: int = 0,
     max_tokens: int | None = None,
     by_hash: HashSplit | None = None,
+    ignore_columns: Sequence[str] = (),
+    **columns: Any,
 ) -> Feed:
     """Documents, and the splits they fill: "val" first if `val_tokens` is given, then "train"; or
-    those that `by_hash` chooses. A `field` that no row has is refused, before a build would leave
-    out every row."""
+    those that `by_hash` chooses. `columns`: the options that say what of a row becomes a document.
+    A `field` that no row has is refused, before a build would leave out every row, and so are
+    columns that change what documents mean."""
     for key, limit in (("val_tokens", val_tokens), ("max_tokens", max_tokens or 0)):
         if limit < 0:
             raise OptionError(f"{{{key}}}: wanted 0 or more", **{key: limit})
-    given = {"field": field, "on_bad": on_bad}
-    options: dict[str, Any] = {key: value for key, value in given.items() if value}
+    given = {"on_bad": on_bad, "kind": kind, "ext": ext, "split": split_on}
+    options = columns | {key: value for key, value in given.items() if value}
     source = open_source(inputs, seed=seed, **options)
-    if field is not None:
-        _check_field(source, field)
+    if list(columns) == ["field"]:  # a mapping looks for its columns itself
+        _check_field(source, columns["field"])
+    check_columns(source, field=columns.get("field"), ignored=ignore_columns)
     if by_hash is not None and by_hash.fractions:
         if val_tokens or max_tokens is not None:
             key = "val_tokens" if val_tokens else "max_tokens"

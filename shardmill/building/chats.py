@@ -171,7 +171,7 @@ class ChatEncoder:
         for batch in batches:
             source, read = batch.unit.source, batch.read
             given = len(read.conversations)
-            if read.num_read != given + len(read.drops):
+            if read.num_read != given + len(read.drops) + read.counts.get("filtered", 0):
                 raise SourceError(
                     f"source {source!r} says it read {read.num_read:,} conversations, but gave "
                     f"{given:,} and dropped {len(read.drops):,}: each is one or the other"

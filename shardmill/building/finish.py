@@ -36,6 +36,8 @@ from shardmill.store.layout import shard_name
 from shardmill.store.manifest import ChatLedger, DocumentLedger, Ledger, TokenLedger
 from shardmill.store.plans import COLUMNS
 
+REPAIRED = ("front_matter", "invalid_utf8")
+"""Counts of sources that are of documents that were changed."""
 _READ_BYTES = 2**20
 
 
@@ -80,6 +82,7 @@ class LedgerCounter:
                 read=made["read"],
                 kept=kept["documents"],
                 empty=counts["empty"],
+                filtered=counts["filtered"],
                 over_budget=made["documents"] - kept["documents"],
                 dropped=dict(sorted(self._dropped.items())),
             ),
@@ -89,7 +92,7 @@ class LedgerCounter:
                 kept=kept["tokens"],
                 over_budget=made["tokens"] - kept["tokens"],
             ),
-            repaired={"invalid_utf8": counts["invalid_utf8"]} if counts["invalid_utf8"] else {},
+            repaired={name: counts[name] for name in REPAIRED if counts[name]},
             chat=trained if chat else None,
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardmill.arguments import whole_number
-from shardmill.errors import OptionError
+from shardmill.errors import LossError, OptionError
 from shardmill.packing import Long, PackPlan, Pieces, cut_examples, packer_named
 from shardmill.records import OffsetArray
 from shardmill.store import PlanOptions, Store, StoredPlan, open_store, read_plan
@@ -42,6 +42,7 @@ def build_plan(
     options: PlanOptions,
     name: str | None = None,
     overwrite: bool = False,
+    allow_empty: bool = False,
 ) -> StoredPlan:
     """Write the plan of a split to `folder/packs/split-name.plan` and open it.
 
@@ -51,7 +52,8 @@ def build_plan(
     that the rounded inputs of every piece end within the row. `long` says what happens to examples
     over that capacity; "split" repeats one token between pieces, so no trained label is lost.
     Without a `name` the options give one. Writing an equal plan again is fine; a different plan of
-    that name is replaced only with `overwrite`.
+    that name is replaced only with `overwrite`. A plan without a row is a `LossError` unless
+    `allow_empty`.
     """
     options = _checked(options)
     store = open_store(folder)
@@ -72,11 +74,46 @@ def build_plan(
     )
     metrics = _metrics(cut, plan, options)
     _check_totals(store, split, metrics)
+    if not metrics.num_rows and not allow_empty:
+        raise _nothing_packed(store, split, cut, options)
     facts = PlanFacts(store=store.fingerprint, split=split, options=options, metrics=metrics)
     write_plan(path, facts, _arrays(cut, plan, options), overwrite=overwrite)
     written = read_plan(path)
     check_plan(written, open_store(folder))  # refused if the store was rebuilt in the meantime
     return written
+
+
+def _nothing_packed(store: Store, split: str, cut: _CutSplit, options: PlanOptions) -> LossError:
+    """Why no example is in a row; the first ones of each reason, with how they begin in tokens."""
+    found = {
+        "too_long": cut.pieces.long if options.long == "drop" else cut.pieces.long[:0],
+        "trains_nothing": cut.pieces.example[cut.labels == 0],
+    }
+    reasons = {why: len(numbers) for why, numbers in found.items() if len(numbers)}
+    first = {why: int(found[why][0]) for why in reasons}
+    examples = {
+        why: (f"example {number:,}", f"{cut.lengths[number]:,} tokens")
+        for why, number in first.items()
+    }
+    lines = [
+        f"{reasons[why]:,} {why}, as {id}: {size}" for why, (id, size) in examples.items()
+    ] or [f"the split has {len(cut.lengths):,} examples"]
+    return LossError(
+        "\n  ".join(
+            [
+                f"{store.folder}, split {split!r}: no row is packed; nothing was written",
+                *lines,
+                f"a row holds {options.capacity:,} tokens: pack with another {{seq_len}} or "
+                "{long}, or write a plan without rows with {allow_empty}",
+            ]
+        ),
+        reasons=reasons,
+        num_read=len(cut.lengths),
+        examples=examples,
+        seq_len=...,
+        long="split",
+        allow_empty=True,
+    )
 
 
 def plan_name(options: PlanOptions) -> str:

@@ -3,7 +3,7 @@
 `build_store` builds documents; `run_build` builds whatever a `BuildJob` describes.
 
 Same job and same input give the same bytes, with any number of workers, killed and resumed or not.
-The store appears whole or not at all.
+The store appears whole or not at all, and not if it keeps nothing or too little (`loss`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import msgspec
 from shardmill.arguments import whole_number
 from shardmill.building.append import OldUnits, plan_append
 from shardmill.building.finish import ExactShards, Finisher, OriginLog, exact_output
+from shardmill.building.loss import MAX_LOSS, check_kept, check_max_loss
 from shardmill.building.plan import (
     CHUNK_BYTES,
     RECORDED,
@@ -117,6 +118,8 @@ class BuildJob:
     engine_check: EngineCheck = "sample"
     resume: bool = False
     overwrite: bool = False
+    max_loss: float = MAX_LOSS
+    allow_empty: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -201,6 +204,8 @@ class RunKeywords(TypedDict, total=False):
     resume: bool  # continue where an equal build stopped; returns at once if it had finished
     overwrite: bool  # replace a finished store, in the moment the new one is whole
     scratch: str | Path | None  # of a store at a URL: for shards until they are sent
+    max_loss: float  # the share of rows that may be lost, 0.05 unless given; see `loss`
+    allow_empty: bool  # whether a store that keeps nothing may be published
 
 
 class StoreKeywords(RunKeywords, WorkerKeywords, total=False):
@@ -283,6 +288,7 @@ def run_build(job: BuildJob, resources: Resources) -> BuildReport:
     target, append = job.target, job.append
     whole_number(job.spec.shard_bytes, "shard_bytes")
     check_shape(job.splits, job.encoder.rules.dtype, job.spec.shard_bytes)
+    check_max_loss(job.max_loss)
     done = _finished(job)
     if done is not None:
         target.clean_up(job.plan)
@@ -321,6 +327,14 @@ def run_build(job: BuildJob, resources: Resources) -> BuildReport:
                 staged, manifest = _make(job, work, pool, feeds, unit_plan)
         _check_unchanged(job, stamps)
         _check_base(job)
+        check_kept(
+            target,
+            manifest,
+            staged,
+            job.sources,
+            max_loss=job.max_loss,
+            allow_empty=job.allow_empty,
+        )
         sent_files, sent_bytes = work.publish(staged, overwrite=overwrite)
     return BuildReport(
         folder=target.folder,

@@ -28,7 +28,13 @@ from typing import Protocol, cast
 
 from shardmill.arguments import check_local, is_url, refuse_url
 from shardmill.building.segments import Output
-from shardmill.errors import BuildError, BuildLockedError, OptionError, UnfinishedBuildError
+from shardmill.errors import (
+    BuildError,
+    BuildLockedError,
+    LossError,
+    OptionError,
+    UnfinishedBuildError,
+)
 from shardmill.records import JSON
 from shardmill.storage.atomic import (
     HashedFile,
@@ -358,7 +364,7 @@ def open_workplace(
     """Lock the workplace; keep what an earlier run left only with `resume` and an equal plan.
 
     `stamps` identify the input as it is on this machine. The workplace is removed when the block
-    succeeds, or fails before a receipt was written; else it is kept.
+    succeeds, or fails before a receipt was written, or has kept nothing; else it is kept.
     """
     work: Workplace = FolderWorkplace(place) if isinstance(place, Path) else place
     with work.locked(resume=resume, overwrite=overwrite):
@@ -372,8 +378,9 @@ def open_workplace(
             work.write_note("plan", asked)
         try:
             yield work
-        except BaseException:
-            work.remove(keep_receipts=True)
+        except BaseException as error:
+            nothing_kept = isinstance(error, LossError) and not error.num_kept
+            work.remove(keep_receipts=not nothing_kept)
             raise
         work.remove(keep_receipts=False)
 

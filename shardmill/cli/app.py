@@ -27,7 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 import shardmill
 from shardmill.arguments import nearest
 from shardmill.cli.terminal import StdoutError, indented, messages, watched_stdout
-from shardmill.errors import OptionError, ShardmillError, as_keyword
+from shardmill.errors import LossError, OptionError, ShardmillError, as_keyword
 from shardmill.urls import remember
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DONE, FOUND, MISTAKE, FAULT, STOPPED, CLOSED = 0, 1, 2, 70, 130, 141
 EXIT_CODES = {
     DONE: "done, and all is well",
-    FOUND: "done, and something was found: damage, a problem, a difference",
+    FOUND: "done, and something was found: damage, a problem, a difference, too many rows lost",
     MISTAKE: "a mistake in the call or its input, or a place that cannot be read or written",
     FAULT: "a fault of shardmill itself; its traceback is on stderr",
     STOPPED: "stopped with Ctrl-C",
@@ -53,6 +53,7 @@ PROGRAM = "shardmill"
 # panel of the help -> command -> the first sentence of its help; its class has the others
 COMMANDS = {
     "Make": {
+        "look": "Show what is in files before a build: columns, shape, what would be trained.",
         "tokenizer": "Train a tokenizer, or look at one.",
         "build": "Tokenise text into a store.",
         "build chats": "Render conversations into a store, each whole, with loss mask and turns.",
@@ -191,7 +192,8 @@ def run(words: Sequence[str]) -> int:
                 return MISTAKE  # the help was printed
             return _refused(error, usage_text(error, root), words)
         except ShardmillError as error:
-            return _refused(error, error_text(error, root.called[1]), words)
+            code = FOUND if isinstance(error, LossError) else MISTAKE
+            return _refused(error, error_text(error, root.called[1]), words, code)
         except StdoutError as error:
             return CLOSED if error.is_closed_pipe else _refused(error, f"stdout: {error}", words)
         except OSError as error:  # a full disk, a folder that may not be written
@@ -229,11 +231,11 @@ def _run(root: RootGroup, words: Sequence[str]) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def _refused(error: BaseException, text: str, words: Sequence[str]) -> int:
+def _refused(error: BaseException, text: str, words: Sequence[str], code: int = MISTAKE) -> int:
     debug = "--debug" in takewhile(lambda word: word.startswith("-"), words)
     trace = "".join(traceback.format_exception(error)) if debug else ""
     _say(f"{trace}{PROGRAM}: {indented(text)}")
-    return MISTAKE
+    return code
 
 
 def _say(text: str) -> None:
@@ -356,6 +358,8 @@ def as_flag(name: str, value: object) -> str:
         return flag
     if isinstance(value, Mapping):
         return " ".join(f"{flag} {shlex.quote(f'{k}={json.dumps(v)}')}" for k, v in value.items())
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return " ".join(f"{flag} {shlex.quote(str(one))}" for one in value)
     if value is False:
         return f"--no-{flag.removeprefix('--')}"
     return f"no {flag}" if value is None else f"{flag} {shlex.quote(str(value))}"

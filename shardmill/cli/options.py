@@ -52,6 +52,23 @@ RoleMap = Annotated[
 Split = Annotated[str | None, "Default: 'train'.", complete_split]
 SplitOfStore = Annotated[str, "Of the store.", complete_split]
 Field = Annotated[str | None, "Field that holds the text."]
+Fields = Annotated[
+    str | None, "NAME,NAME: fields that are joined, instead of --field; empty ones are left out."
+]
+Join = Annotated[
+    str | None, r"What is put between --fields; \n is a line end, \t a tab. Default: a blank line."
+]
+Filter = Annotated[
+    str | None, "Keep rows for which this is true, as 'lang == \"en\" and score > 0.6'."
+]
+Map = Annotated[
+    str | None, "MODULE:FUNCTION that makes the text of a row, a dict; None leaves it out."
+]
+IgnoreColumns = Annotated[
+    list[str] | None,
+    "--ignore-column",
+    "A column such as label or chosen that changes nothing here; once for each.",
+]
 DataConfigFile = Annotated[Path | None, "A TOML file whose \\[data] table names the sources."]
 
 
@@ -91,6 +108,17 @@ def parse_role_map(text: str | None) -> dict[str, str] | None:
             )
         found[name] = role
     return found or None
+
+
+def parse_fields(text: str | None) -> list[str] | None:
+    """ "title,text" as a list."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def parse_join(text: str | None) -> str | None:
+    r"""With \n, \t and \\ as what they stand for."""
+    known = {"n": "\n", "t": "\t", "\\": "\\"}
+    return None if text is None else re.sub(r"\\([nt\\])", lambda found: known[found[1]], text)
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

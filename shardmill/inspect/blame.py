@@ -348,11 +348,11 @@ class _TextLookup:
         counts = dict(zip(origins.splits, (edges[stop] - edges[start]).tolist(), strict=True))
         firsts = dict(zip(origins.splits, edges[start].tolist(), strict=True))
         order, column = origins.fill[feed], origins.splits.index(split)
-        # a build counts the lines before such a part of a file
+        # a build counts the lines or rows before such a part of a file
         numbered = (
             isinstance(grain, FileSource)
             and continues(grain)
-            and grain.settings.get("kind") == "jsonl"
+            and grain.settings.get("kind") in ("jsonl", "arrow")
         )
         at, cut = document - firsts[split], False
         if self._by_hash is None:  # `kept` gives the documents of all splits

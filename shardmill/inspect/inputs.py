@@ -22,14 +22,12 @@ from shardmill.sources import (
     ConcatSource,
     HubParquetSource,
     HubSource,
-    JsonlSource,
-    ParquetSource,
-    TextSource,
     open_chats,
     open_source,
 )
 from shardmill.sources.append import append_files, only_files
-from shardmill.sources.open import is_hub_dataset
+from shardmill.sources.mapping import take_mapping
+from shardmill.sources.open import FORMATS, is_hub_dataset
 from shardmill.sources.source import FileSource
 from shardmill.sources.turns import ReadRules
 from shardmill.storage.files import InputFile, describe_difference, has_content, list_files
@@ -43,14 +41,10 @@ _Recorded: TypeAlias = dict[str, Any]  # a source or a file, as a manifest descr
 
 _MOST_FILES, _MOST_STORES = 3, 8  # in a message
 _RULES = tuple(one.name for one in fields(ReadRules))
-_OPTIONS = ("field", "on_bad", "split", "shape", *_RULES)
+_MAPPING = ("fields", "join", "filter", "strip_front_matter")
+_OPTIONS = ("field", "on_bad", "split", "ext", "shape", *_RULES)
 """Those facts of a source with which it is opened."""
 _HUB_OPTIONS = ("name", "config", "split", "field", "revision")
-_READERS: dict[str, Callable[..., Any]] = {
-    "jsonl": JsonlSource,
-    "parquet": ParquetSource,
-    "text": TextSource,
-}
 _NEXT = "name the input that the store was built from, with the options of its build"
 
 
@@ -74,10 +68,30 @@ def matched_inputs(manifest: Manifest, inputs: Inputs) -> list[AnySource]:
     return [_matched(source, one) for source, one in zip(given, recorded, strict=True)]
 
 
-def recorded_rules(recorded: Sequence[_Recorded]) -> dict[str, Any]:
-    """How the files of the conversations of a store were read, for `open_chats`."""
+def recorded_rules(recorded: Sequence[_Recorded], function: str | None = None) -> dict[str, Any]:
+    """How the rows of a store were read, for `open_chats` or `open_source`. What a manifest names
+    as `map` is code that runs here, so a caller must name it too: `function`."""
     first = recorded[0] if recorded else {}
-    return {key: first[key] for key in _RULES if first.get(key)}
+    while first.get("kind") == "concat" and first.get("parts"):
+        first = first["parts"][0]  # all parts are read in one way
+    known = first.get("map")
+    if known is not None and function is None:
+        raise OptionError(
+            f"the store was built with the function {known!r}, which would be run again: name it "
+            "with {map} where you trust it, or open the input in Python with open_source",
+            map=...,
+        )
+    rules = {key: first[key] for key in (*_RULES, *_MAPPING) if first.get(key) not in (None, False)}
+    return rules if function is None else {**rules, "map": function}
+
+
+def recorded_reading(recorded: Sequence[_Recorded]) -> dict[str, Any]:
+    """How the files of the documents of a store were read, for `open_source`, where all were read
+    in one way: their kind, what parts them, and the endings of members."""
+    known = [one for one in recorded if one.get("kind") in FORMATS]
+    found = [{key: one[key] for key in ("kind", "split", "ext") if one.get(key)} for one in known]
+    is_same = len(known) == len(recorded) and all(one == found[0] for one in found)
+    return found[0] if found and is_same else {}
 
 
 def _hub_source(recorded: _Recorded) -> Source:
@@ -91,6 +105,7 @@ def _hub_source(recorded: _Recorded) -> Source:
             "the build"
         )
     options = {key: recorded[key] for key in _HUB_OPTIONS}
+    options["mapping"], _ = take_mapping(recorded_rules([recorded]))
     shuffle = recorded.get("shuffle")
     if shuffle:
         options["shuffle"] = (shuffle["seed"], shuffle["buffer_size"])
@@ -279,9 +294,12 @@ def _reopened(recorded: _Recorded, left: Iterator[InputFile]) -> AnySource:
         parts: list[Any] = [_reopened(part, left) for part in recorded["parts"]]
         return ConcatSource(parts, name=recorded["name"])
     files = tuple(replace(next(left), name=entry["file"]) for entry in _listed(recorded))
-    opened: Any = open_chats if recorded["kind"] == "chats" else _READERS[recorded["kind"]]
-    paths = [file.path for file in files]
-    made: AnySource = opened(paths, name=recorded["name"], **_options(recorded)).of_files(files)
+    paths, options = [file.path for file in files], _options(recorded)
+    if recorded["kind"] == "chats":
+        return open_chats(paths, name=recorded["name"], **options).of_files(files)
+    mapping, options = take_mapping(options)
+    opened: Any = FORMATS[recorded["kind"]][1](paths, name=recorded["name"], **options)
+    made: AnySource = (opened if mapping is None else opened.mapped(mapping)).of_files(files)
     return made
 
 
@@ -297,4 +315,4 @@ def _options(recorded: _Recorded) -> dict[str, Any]:
     options = {key: recorded[key] for key in _OPTIONS if recorded.get(key) is not None}
     if not recorded.get("shape_is_named"):
         options.pop("shape", None)
-    return options
+    return options | recorded_rules([recorded])

@@ -6,6 +6,10 @@ Every row read is a document or conversation, an empty one, or a drop with an id
 
 from shardmill.sources.batches import BatchLimits, limited, stamp_of
 from shardmill.sources.conversations import ChatSource
+from shardmill.sources.formats.archives import TarSource, ZipSource
+from shardmill.sources.formats.arrow import ArrowSource
+from shardmill.sources.formats.csv import CsvSource, TsvSource
+from shardmill.sources.formats.json_array import JsonSource
 from shardmill.sources.formats.jsonl import JsonlSource, iter_jsonl_rows
 from shardmill.sources.formats.parquet import ParquetSource
 from shardmill.sources.formats.text import TextSource
@@ -17,6 +21,12 @@ from shardmill.sources.source import ConcatSource
 from shardmill.storage.hub import HubOptions
 
 __all__ = [
+    "ZipSource",
+    "TsvSource",
+    "TarSource",
+    "JsonSource",
+    "CsvSource",
+    "ArrowSource",
     "BatchLimits",
     "CHAT_REASONS",
     "ChatSource",

@@ -102,6 +102,57 @@ class NamedSource:
         return source
 
 
+def row_bytes(rows: pa.RecordBatch) -> IntArray:
+    """About how many bytes each row takes: of text exactly, of other columns their mean."""
+    total = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        if is_text_type(column.type):
+            total += byte_lengths(to_binary(column))
+        else:
+            total += column.nbytes // max(rows.num_rows, 1)
+    return total
+
+
+def is_text_type(kind: pa.DataType, *, or_bytes: bool = True) -> bool:
+    """Whether a column holds strings (or bytes), perhaps as a dictionary."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    checks = (*_TEXT_TYPES, *_BINARY_TYPES) if or_bytes else _TEXT_TYPES
+    return any(check(plain) for check in checks)
+
+
+_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BINARY_TYPES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+
+
+def python_values(rows: pa.RecordBatch) -> tuple[list[dict[str, Any]], set[int]]:
+    """Each row as a dict, and the numbers of those in which a string was no UTF-8."""
+    repaired: set[int] = set()
+    columns = [_python_column(column, repaired) for column in rows.columns]
+    names = rows.schema.names
+    found = zip(*columns, strict=True) if columns else [()] * rows.num_rows
+    return [dict(zip(names, row, strict=True)) for row in found], repaired
+
+
+def _python_column(column: pa.Array, repaired: set[int]) -> list[Any]:
+    if not is_text_type(column.type, or_bytes=False):
+        return list(column.to_pylist())
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        values: list[Any] = to_binary(column).to_pylist()
+        for number, value in enumerate(values):
+            if value is not None:
+                values[number] = value.decode("utf-8", "replace")
+                if values[number].encode() != value:
+                    repaired.add(number)
+        return values
+
+
 def make_batch(
     raw: pa.Array,
     cursor: Cursor,

@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import chain, groupby, islice
 from typing import Any, NamedTuple, cast
 
-from shardmill.arguments import whole_number
+from shardmill.arguments import choices, whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Conversation, ConversationBatch, Cursor, Drop
 from shardmill.sources.batches import (
@@ -32,13 +32,21 @@ from shardmill.sources.batches import (
     utf8_bytes,
 )
 from shardmill.sources.fan_out import fanned_out
-from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad
+from shardmill.sources.formats.jsonl import Object, OnBad, check_on_bad, kind_of
 from shardmill.sources.formats.parquet import ParquetFormat, without_nulls
 from shardmill.sources.hub import hub_rows, stored_rows
+from shardmill.sources.mapping import FILTERED, RowMapping
+from shardmill.sources.meaning import (
+    announce_unused,
+    first_columns,
+    meanings_in,
+    refused_columns,
+)
 from shardmill.sources.message_trees import TreeRow, threads
 from shardmill.sources.shapes import (
     ConversationShape,
     check_best,
+    columns_read,
     list_shapes,
     shape_named,
     shape_of,
@@ -46,10 +54,12 @@ from shardmill.sources.shapes import (
 from shardmill.sources.source import (
     BadRowError,
     InputRow,
+    LeftOutError,
     RowFormat,
     SourcePieces,
     cut_inputs,
     each_input,
+    name_row,
 )
 from shardmill.sources.turns import ReadRules, kinds_of, missing_options, renamed
 from shardmill.storage.files import InputFile, check_unchanged, fingerprint_files, stamp_of_file
@@ -61,6 +71,7 @@ MAX_HELD_BYTES = 512 * 2**20
 """Of text, when the rows of a tree are not together."""
 _LOOK_ROWS, _LOOK_BYTES = 20, 2**16
 """Of the start of the input, to see which options are missing."""
+_FILTERED_ROW = Drop(id="", reason=FILTERED)  # counted, never listed
 _TURN_OPTIONS = dict.fromkeys(("messages_field", "role_field", "content_field", "role_map"), ...)
 
 
@@ -84,11 +95,7 @@ class ChatInput(NamedTuple):
 
     def where(self, row: InputRow) -> str:
         """A row as a person finds it."""
-        before = self.format.rows_before(self.file) if row.row is not None else 0
-        id = Drop(id=row.id, reason="", row=row.row).numbered(before).id
-        if not isinstance(self.file, InputFile):
-            return f"hub dataset {id}"
-        return str(self.file.place).removesuffix(self.file.name) + id
+        return name_row(self.format, self.file, Drop(id=row.id, reason="", row=row.row))
 
     def rows(self, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
         check_unchanged(self.file)
@@ -128,12 +135,17 @@ def batched(
     sized = ((one, text_bytes(one.item), one.item is not None) for one in found)
     for held in grouped(sized, limits):
         conversations = [one for one in held if isinstance(one.item, Conversation)]
-        drops = tuple(one.item for one in held if isinstance(one.item, Drop))
-        num_repaired = sum(one.repaired for one in conversations)
+        drops = tuple(
+            one.item for one in held if isinstance(one.item, Drop) and one.item is not _FILTERED_ROW
+        )
+        counts = {
+            "invalid_utf8": sum(one.repaired for one in conversations),
+            FILTERED: sum(one.item is _FILTERED_ROW for one in held),
+        }
         yield ConversationBatch(
             conversations=tuple(cast(Conversation, one.item) for one in conversations),
-            num_read=len(conversations) + len(drops),
-            counts={"invalid_utf8": num_repaired} if num_repaired else {},
+            num_read=len(conversations) + len(drops) + counts[FILTERED],
+            counts={name: count for name, count in counts.items() if count},
             drops=drops,
             num_rows=sum(one.num_rows for one in held),
             cursor=to_json(held[-1].end),
@@ -263,10 +275,12 @@ class ChatSource(NamedSource):
         rules: ReadRules | None = None,
         on_bad: OnBad = "error",
         limits: BatchLimits = DEFAULT_LIMITS,
+        mapping: RowMapping | None = None,
     ) -> None:
         check_on_bad(on_bad)
         super().__init__(name, limits)
         self._inputs = tuple(inputs)
+        self._mapping = mapping
         self._named = None if shape is None else shape_named(shape)
         self._rules = rules or ReadRules()
         self._is_renamed = bool(self._rules.names)
@@ -290,6 +304,7 @@ class ChatSource(NamedSource):
                 "shape_is_named": self._named is not None,  # a found shape is stricter
                 "on_bad": self._on_bad,
                 **self._rules.described(),
+                **({} if self._mapping is None else self._mapping.described()),
                 "inputs": [
                     _part(next(prints) if isinstance(file, InputFile) else file.describe(), format)
                     for file, format in self._inputs
@@ -362,6 +377,10 @@ class ChatSource(NamedSource):
         return self._inputs[0].format.continues
 
     @property
+    def inputs(self) -> tuple[ChatInput, ...]:
+        return self._inputs
+
+    @property
     def files(self) -> tuple[InputFile | HubFile, ...]:
         """The inputs that are files."""
         return tuple(file for file, _ in self._inputs if not isinstance(file, HubSplit))
@@ -385,8 +404,13 @@ class ChatSource(NamedSource):
     def _rows(self, start: ChatCursor) -> Iterator[tuple[int, InputRow]]:
         """Every row after a cursor, with the number of its input."""
         position = start.position
+        mapping = self._mapping
         for number in range(start.input, len(self._inputs)):
-            for row in self._inputs[number].rows(position, self.limits):
+            entry = self._inputs[number]
+            rows = entry.rows(position, self.limits)
+            if mapping is not None:
+                rows = mapping.applied(rows, entry.where, dict)
+            for row in rows:
                 yield number, row
             position = None
 
@@ -405,6 +429,9 @@ class ChatSource(NamedSource):
 
     def _look(self) -> None:
         """Find the shape in the first row that can be read, and what the first rows lack."""
+        if self._mapping is not None and self._mapping.filter is not None:
+            found = (row for entry in self._inputs for row in entry.rows(None, self.limits))
+            self._mapping.check_columns(None, found, f"source {self.name!r}")
         rows = self._rows(ChatCursor(0, None))
         first: list[tuple[int, InputRow]] = []
         if self._named is None:
@@ -418,10 +445,40 @@ class ChatSource(NamedSource):
         elif any(isinstance(file, HubSplit) for file, _ in self._inputs):
             return  # to open a stream only for this takes too long
         shape = self._named or self._found
-        if shape is None or shape.is_part_of_tree:
+        if shape is None:
+            return
+        self._check_columns(shape)
+        if shape.is_part_of_tree:
             return
         with suppress(SourceError):  # raised again when these rows are read
             self._warn(chain(first, islice(rows, _LOOK_ROWS)), shape)
+
+    def _check_columns(self, shape: ConversationShape) -> None:
+        """Refuse what would be ignored though it changes what is trained; list the rest."""
+        first = first_columns(self._inputs, limits=self.limits, settled=self._settled)
+        names = {name for one in first for name in one.names}
+        for name in self._rules.ignore_columns:
+            if names and name not in names:  # later rows may have it
+                known = choices(name, sorted(names), verb="the columns are")
+                logger.warning(
+                    "%s: no first row has the column %.60r that is ignored; %s",
+                    self.name,
+                    name,
+                    known,
+                )
+        found = {column.name: column for one in reversed(first) for column in one.found}
+        if found:
+            raise refused_columns(list(found.values()))
+        read = columns_read(shape)
+        if read is not None:
+            announce_unused(self.name, first, {*read, *self._settled})
+
+    @cached_property
+    def _settled(self) -> frozenset[str]:
+        """The columns that are read or ignored on purpose, and the shape, which reads its own."""
+        shape, turns = self._named or self._found, self._rules.messages_field
+        names = [*self._rules.ignore_columns, turns, shape.name if shape else None]
+        return frozenset(name for name in names if name is not None)
 
     def _shape_of(self, number: int, row: InputRow) -> ConversationShape:
         """The shape of the first row."""
@@ -433,6 +490,11 @@ class ChatSource(NamedSource):
         except BadRowError as bad:
             problem = str(bad)
         if shape is None:
+            for name, meaning in meanings_in(row.value, self._settled):
+                if meaning.shape is not None:
+                    problem += f"; {name!r:.60} usually says {meaning.says}: that is the shape "
+                    problem += repr(meaning.shape)
+                    break
             raise SourceError(
                 f"{where}: {problem}; found {kinds_of(row.value)}; say which column holds the "
                 "turns with {messages_field}, which of their keys say who speaks and what with "
@@ -476,6 +538,14 @@ class ChatSource(NamedSource):
         if isinstance(value, BadRowError):
             raise value
         assert value is not None, "rows that were passed give nothing"
+        found = meanings_in(value, self._settled)
+        if found:
+            name, meaning = found[0]
+            raise BadRowError(
+                "ignored_column",
+                f"the column {name!r:.60} ({kind_of(value[name])}) would be ignored, and usually "
+                f"says {meaning.says}",
+            )
         if self._is_renamed:
             value = renamed(value, self._rules)
         if self._named is None:
@@ -539,14 +609,18 @@ class ChatSource(NamedSource):
         return found
 
     def _drop(self, number: int, row: InputRow, bad: BadRowError) -> Drop:
-        if self._on_bad == "skip":
+        if bad.reason == FILTERED:
+            return _FILTERED_ROW
+        if self._on_bad == "skip" or isinstance(bad, LeftOutError):
             return Drop(id=row.id, reason=bad.reason, row=row.row)
         where = self._inputs[number].where(row)
         keys = f"; its keys: {kinds_of(row.value)}" if isinstance(row.value, dict) else ""
         raise SourceError(
-            f"{where}: {bad}{keys}; correct the row, name another {{shape}}, or leave such rows "
-            "out with {on_bad}",
+            f"{where}: {bad}{keys}; correct the row, name another {{shape}}, "
+            f"{'name it with {ignore_columns}, ' if bad.reason == 'ignored_column' else ''}"
+            "or leave such rows out with {on_bad}",
             shape=...,
+            ignore_columns=...,
             on_bad="skip",
         ) from bad
 

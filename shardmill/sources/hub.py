@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from itertools import accumulate, islice
 from typing import Any, NamedTuple, Self
 
-from shardmill.arguments import whole_number
+from shardmill.arguments import choices, whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import Source
 from shardmill.records import JSON, Cursor, Drop, TextBatch
@@ -36,6 +36,7 @@ from shardmill.sources.batches import (
     utf8_bytes,
 )
 from shardmill.sources.formats.parquet import ParquetFormat, row_groups, text_columns
+from shardmill.sources.mapping import RowMapping, take_mapping, without_front_matter
 from shardmill.sources.source import (
     ConcatSource,
     FileListSource,
@@ -166,10 +167,12 @@ class HubSource(NamedSource):
         *,
         name: str | None = None,
         limits: BatchLimits = DEFAULT_LIMITS,
+        mapping: RowMapping | None = None,
         **options: Any,
     ) -> None:
         super().__init__(name or dataset, limits)
         self._split = HubSplit(dataset, options)
+        self._mapping = mapping
 
     def __repr__(self) -> str:
         return f"HubSource({self._split})"
@@ -183,7 +186,9 @@ class HubSource(NamedSource):
         """Asks the hub for the commit, and for the columns when no field was named."""
         facts = self._split.describe()
         shuffle = facts.pop("shuffle")
-        return {"kind": "hub", "name": self.name, **facts, "field": self._field, "shuffle": shuffle}
+        mapped = {} if self._mapping is None else self._mapping.described()
+        facts |= {"field": self._field, "shuffle": shuffle}
+        return {"kind": "hub", "name": self.name, **facts, **mapped}
 
     def batches(self, cursor: Cursor | None = None) -> Iterator[TextBatch]:
         if cursor is not None:
@@ -198,6 +203,18 @@ class HubSource(NamedSource):
         return RowLocation(id=f"{self._split.dataset}:row {row}", row=row)
 
     def _read(self, cursor: Cursor | None) -> Iterator[TextBatch]:
+        mapping = self._mapping
+        if mapping is None:
+            return self._read_field(cursor)
+        if not mapping.takes_rows:
+            return map(without_front_matter, self._read_field(cursor))
+        rows = hub_rows(self._split, cursor, mapping.columns(self._field))
+        batches = mapping.row_batches(
+            rows, self._field, self.limits, lambda row: f"hub dataset {row.id}"
+        )
+        return map(without_front_matter, batches) if mapping.strip_front_matter else batches
+
+    def _read_field(self, cursor: Cursor | None) -> Iterator[TextBatch]:
         for held in grouped(self._texts(cursor), self.limits):
             array, repaired = strings_to_arrow([text for _, text in held])
             missing = (held[number][0].id for number in null_rows(array))
@@ -214,6 +231,7 @@ class HubSource(NamedSource):
     ) -> Iterator[tuple[tuple[InputRow, str | None], int, int]]:
         """Each row with its text, and the size of the text."""
         field = self._field
+        assert field is not None, "else rows are mapped"
         for row in hub_rows(self._split, cursor, (field,)):
             assert isinstance(row.value, dict)
             text = row.value[field]
@@ -240,23 +258,49 @@ class HubSource(NamedSource):
         options["field"] = self._field
         try:
             whole = HubParquetSource(
-                self._split.dataset, name=self.name, limits=self.limits, **options
+                self._split.dataset,
+                name=self.name,
+                limits=self.limits,
+                mapping=self._mapping,
+                **options,
             )
         except NotByFilesError:
             return (self,)
-        is_text = dict(text_columns(whole.files[0])).get(self._field)
-        if not is_text or not self._split.is_plain(self._field):
+        known = dict(text_columns(whole.files[0]))
+        if not all(known.get(name) for name in self._text_names()) or not self._is_plain():
             return (self,)  # the client makes text of it
         return whole.of_split().cut(num_bytes)
 
+    def _text_names(self) -> tuple[str, ...]:
+        """The columns that hold the text; none where a function makes it."""
+        fields = None if self._mapping is None else self._mapping.fields
+        return fields or (() if self._field is None else (self._field,))
+
+    def _is_plain(self) -> bool:
+        """Whether the client gives every column that is read as it is stored."""
+        names = self._text_names()
+        columns = names if self._mapping is None else self._mapping.columns(self._field)
+        return all(map(self._split.is_plain, (None,) if columns is None else columns))
+
     @cached_property
-    def _field(self) -> str:
+    def _field(self) -> str | None:
+        """The column of the text; None where the mapping says what it is."""
+        mapping = self._mapping
         columns = self._split.declared_columns()
         if columns is None:  # those of the first row
             first: Any = next(hub_rows(self._split, None), None)
             row = first.value if first else {}
             columns = tuple((name, isinstance(value, str)) for name, value in row.items())
-        return choose_field(columns, wanted=self._split.options.field, where=self._split.place)
+        field = None
+        if mapping is None or not mapping.picks_text:
+            wanted = self._split.options.field
+            field = choose_field(columns, wanted=wanted, where=self._split.place)
+        names = dict(columns)
+        for name in () if mapping is None else mapping.columns(field) or ():
+            if name not in names:
+                listed = choices(name, names, verb="found")
+                raise SourceError(f"{self._split.place}: no column {name!r}; {listed}")
+        return field
 
 
 def stored_rows(split: HubSplit) -> tuple[HubFile, ...] | None:
@@ -294,13 +338,18 @@ def open_hub(
     dataset: str, *, name: str | None = None, limits: BatchLimits = DEFAULT_LIMITS, **options: Any
 ) -> Source:
     """A split of a hub dataset: by row groups when it is made of Parquet files, else as the client
-    streams it. Asks the hub. Options are those of `HubOptions`."""
+    streams it. Asks the hub. Options are those of `HubOptions`, and of `open_source` those that say
+    what becomes of a row."""
+    mapping, options = take_mapping(options)
+    if mapping is not None and mapping.map is not None:
+        options.pop("on_bad", None)
     split = HubSplit(dataset, options)
+    given: dict[str, Any] = {"name": name, "limits": limits, "mapping": mapping}
     if split.options.shuffle is None:
         options["revision"] = split.revision
         with suppress(NotByFilesError):
-            return HubParquetSource(dataset, name=name, limits=limits, **options)
-    return HubSource(dataset, name=name, limits=limits, **options)
+            return HubParquetSource(dataset, **given, **options)
+    return HubSource(dataset, **given, **options)
 
 
 class HubParquetSource(FileListSource):
@@ -315,6 +364,7 @@ class HubParquetSource(FileListSource):
         *,
         name: str | None = None,
         limits: BatchLimits = DEFAULT_LIMITS,
+        mapping: RowMapping | None = None,
         **options: Any,
     ) -> None:
         self._split = HubSplit(dataset, options)
@@ -325,10 +375,11 @@ class HubParquetSource(FileListSource):
             )
         files, columns = self._split.parquet_files()
         field = self._split.options.field
-        if columns:
+        if columns and (mapping is None or not mapping.picks_text):
             field = choose_field(columns, wanted=field, where=self._split.place)
         super().__init__(files, ParquetFormat(field=field), name=name or dataset, limits=limits)
-        self._is_settled = bool(columns)
+        self._is_settled = bool(columns) and mapping is None
+        self._mapping = mapping
         self._is_piece = False
 
     def describe(self) -> dict[str, JSON]:
@@ -337,6 +388,7 @@ class HubParquetSource(FileListSource):
         facts = {"kind": "hub", "name": self.name, **self._split.describe()}
         del facts["shuffle"]
         facts["field"] = settings.pop("field")
+        facts |= {} if self._mapping is None else self._mapping.described()
         if self._is_piece:
             return {**facts, "file": self.files[0].path, "row_group": None, **settings}
         # Which files make a split, and their order, depends on the client's version.

@@ -23,19 +23,28 @@ from shardmill.records import TextBatch
 from shardmill.sources.batches import DEFAULT_LIMITS, BatchLimits, name_of
 from shardmill.sources.conversations import ChatInput, ChatSource, HubRows
 from shardmill.sources.formats import json_array
-from shardmill.sources.formats.json_array import JsonArrayFormat
+from shardmill.sources.formats.archives import TarFormat, TarSource, ZipFormat, ZipSource
+from shardmill.sources.formats.arrow import ArrowFormat, ArrowSource, is_saved, saved_files
+from shardmill.sources.formats.csv import CsvFormat, CsvSource, TsvFormat, TsvSource
+from shardmill.sources.formats.json_array import JsonArrayFormat, JsonFormat, JsonSource
 from shardmill.sources.formats.jsonl import JsonlFormat, JsonlSource, Object, OnBad, decode_row
 from shardmill.sources.formats.parquet import ParquetFormat, ParquetSource
 from shardmill.sources.formats.text import TextFormat, TextSource
 from shardmill.sources.hub import HubSource
+from shardmill.sources.mapping import OPTIONS as MAPPING_OPTIONS
+from shardmill.sources.mapping import RowMapping, take_mapping
 from shardmill.sources.shapes import ConversationShape, shape_of
 from shardmill.sources.source import BadRowError, ConcatSource, FileSource, Format, RowFormat
 from shardmill.sources.turns import TURN_COLUMNS, ReadRules, renamed
 from shardmill.storage.files import (
+    Endings,
     InputFile,
     Where,
     check_unchanged,
+    counted,
+    ending_of,
     list_files,
+    some_endings,
     with_common_names,
 )
 from shardmill.storage.hub import HubOptions, HubSplit
@@ -45,18 +54,22 @@ logger = logging.getLogger(__name__)
 
 
 # The formats of files, and what makes a source of documents of each. A `RowFormat` gives
-# conversations too; so does `.json`, see `_row_format`.
-_FORMATS: dict[str, tuple[type[Format], Callable[..., Source]]] = {
-    "text": (TextFormat, TextSource),
+# conversations too; for `.json` see `_row_format`.
+FORMATS: dict[str, tuple[type[Format], Callable[..., Source]]] = {
     "jsonl": (JsonlFormat, JsonlSource),
+    "json": (JsonFormat, JsonSource),
+    "csv": (CsvFormat, CsvSource),
+    "tsv": (TsvFormat, TsvSource),
     "parquet": (ParquetFormat, ParquetSource),
+    "arrow": (ArrowFormat, ArrowSource),
+    "tar": (TarFormat, TarSource),
+    "zip": (ZipFormat, ZipSource),
+    "text": (TextFormat, TextSource),
 }
-_ROW_FORMATS = [format for format, _ in _FORMATS.values() if issubclass(format, RowFormat)]
-_ENDINGS = tuple(ending for format, _ in _FORMATS.values() for ending in format.endings)
-_ROW_ENDINGS = (
-    *(ending for format in _ROW_FORMATS for ending in format.endings),
-    *json_array.ENDINGS,
-)
+_ARCHIVES = ("tar", "zip")
+_ROW_FORMATS = [format for format, _ in FORMATS.values() if issubclass(format, RowFormat)]
+_ENDINGS = tuple(ending for format, _ in FORMATS.values() for ending in format.in_folder())
+_ROW_ENDINGS = tuple(ending for format in _ROW_FORMATS for ending in format.in_folder())
 
 _HUB, _HF = "hub:", "hf://"
 _LOOK_LIMITS = BatchLimits(most_bytes=256 * 2**20)
@@ -72,13 +85,15 @@ def open_source(
     **options: Any,
 ) -> Source:
     """Open one source, or several as one source that reads them in order. `options` are those of
-    its kind.
+    its kind, and what becomes of a row: `fields` and `join`, `filter`, `map`, `strip_front_matter`
+    (docs/sources.md).
 
     A path that exists is a file or folder, whatever its name looks like. Files come in the order of
     their names. With a `seed` the files of all inputs come in an order that depends only on the
     seed and their names; inside a file nothing moves.
     """
-    parts = [_open_one(part, kind, options) for part in _named(spec)]
+    mapping, options = take_mapping(options)
+    parts = [_open_one(part, kind, options, mapping) for part in _named(spec)]
     places = [file.place for part in parts if isinstance(part, FileSource) for file in part.files]
     if len(set(places)) < len(places):
         twice, _ = Counter(places).most_common(1)[0]
@@ -106,17 +121,37 @@ def is_hub_dataset(where: str) -> bool:
     return where.startswith(_HUB) or len(where.removeprefix(_HF).rstrip("/").split("/")) <= 3
 
 
-def _open_one(where: str, kind: str | None, options: dict[str, Any]) -> Source:
+def _open_one(
+    where: str, kind: str | None, options: dict[str, Any], mapping: RowMapping | None
+) -> Source:
     if is_hub_dataset(where):
         if kind not in (None, "hub"):
             raise OptionError(f"{where} is a hub dataset, but {{kind}} was given", kind=kind)
         dataset, options = _hub_dataset(where, options)
+        if mapping is not None:
+            options = {**_without_on_bad(options, mapping), "mapping": mapping}
         return _made(HubSource, dataset, options)
+    ext = options.get("ext")
     if kind is None:
-        kind = _kind_of_files(where)
-    elif kind not in _FORMATS:
-        raise OptionError(f"{{kind}}: wanted one of {', '.join(_FORMATS)}", kind=kind)
-    return _made(_FORMATS[kind][1], where, options)
+        kind = _kind_of_files(where, ext)
+    elif kind not in FORMATS:
+        raise OptionError(f"{{kind}}: wanted one of {', '.join(FORMATS)}", kind=kind)
+    elif kind == "text" and ext is None:
+        options = {**options, "ext": "*"}
+    make = FORMATS[kind][1]
+    if mapping is None:
+        return _made(make, where, options)
+    if "on_bad" not in inspect.signature(make).parameters:
+        options = _without_on_bad(options, mapping)
+    source = _made(make, where, options)
+    assert isinstance(source, FileSource), "kinds of files are files"
+    return source.mapped(mapping)
+
+
+def _without_on_bad(options: dict[str, Any], mapping: RowMapping) -> dict[str, Any]:
+    """Without an option that is for the function of the mapping alone."""
+    names = ("on_bad",) if mapping.map is not None else ()
+    return {name: value for name, value in options.items() if name not in names}
 
 
 def _hub_dataset(where: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -145,7 +180,8 @@ def _made(make: Callable[..., Source], where: str, options: dict[str, Any]) -> S
     try:
         signature.bind(where, **options)
     except TypeError as error:
-        known = [name for name in signature.parameters if name != "where"]
+        known = [name for name in signature.parameters if name not in ("where", "mapping")]
+        known += MAPPING_OPTIONS
         raise _not_for(str(Url(where)), options, known) from error
     return make(where, **options)
 
@@ -159,30 +195,54 @@ def _not_for(where: str, options: dict[str, Any], known: list[str]) -> OptionErr
     )
 
 
-def _kind_of_files(where: str) -> str:
+def _kind_of_files(where: str, ext: Endings) -> str:
     """The kind of all files at `where`, by their endings."""
-    found: dict[str, str] = {}  # kind -> a file of it
-    for file in list_files(where, suffixes=_ENDINGS, quiet=True):
-        name = file.name.lower()
-        kinds = [kind for kind, (of, _) in _FORMATS.items() if name.endswith(of.endings)]
-        if not kinds:
+    files = _listed(where, ext)
+    if is_saved([file.name for file in files]):
+        return "arrow"
+    found: dict[str, Counter[str]] = {}  # kind -> endings of its files
+    for file in files:
+        kind = _kind_of(file.name)
+        if kind is None:
             raise SourceError(
-                f"{Url(where)}: {file.name} ends in none of {', '.join(_ENDINGS)}; say what it is "
-                f"with {{kind}} ({', '.join(_FORMATS)})",
+                f"{Url(where)}: {file.name} ends in none of {some_endings(_ENDINGS)}; say what it "
+                f"is with {{kind}} ({', '.join(FORMATS)})",
                 kind=...,
             )
-        found[kinds[0]] = file.name
+        found.setdefault(kind, Counter())[ending_of(file.name)] += 1
     if len(found) > 1:
-        listed = ", ".join(f"{name} ({kind})" for kind, name in sorted(found.items()))
-        is_glob = has_magic(where) and not Path(where).exists()
-        glob = where if is_glob else f"{where.rstrip('/')}/**/*{JsonlFormat.endings[0]}"
+        listed = "; ".join(f"{kind}: {counted(found[kind])}" for kind in sorted(found))
+        first = max(found, key=lambda kind: found[kind].total())
         raise SourceError(
-            f"{Url(where)}: several kinds of files: {listed}; choose one with a glob such as "
-            f"'{Url(glob)}', or with {{kind}}",
-            kind=...,
+            f"{Url(where)}: several kinds of files ({listed}); choose endings with {{ext}}, or a "
+            f"glob such as '{_glob_of(where, found[first])}'; or read each file as one text, "
+            "whatever it is, with {kind}",
+            ext=",".join(sorted(found[first])),
+            kind="text",
         )
     (kind,) = found
     return kind
+
+
+def _listed(where: str, ext: Endings) -> tuple[InputFile, ...]:
+    """The files that an input may mean. Endings choose files, and in archives members: an archive
+    that is named itself is not left out by them."""
+    if ext is not None:
+        is_archive = any(where.lower().endswith(FORMATS[kind][0].endings) for kind in _ARCHIVES)
+        if not is_archive:
+            return list_files(where, suffixes=_ENDINGS, ext=ext, quiet=True)
+    return list_files(where, suffixes=_ENDINGS, quiet=True)
+
+
+def _kind_of(name: str) -> str | None:
+    name = name.lower()
+    return next((kind for kind, (of, _) in FORMATS.items() if name.endswith(of.endings)), None)
+
+
+def _glob_of(where: str, endings: Counter[str]) -> str:
+    is_glob = has_magic(where) and not Path(where).exists()
+    glob = where if is_glob else f"{where.rstrip('/')}/**/*{endings.most_common(1)[0][0]}"
+    return str(Url(glob))
 
 
 def _in_seeded_order(parts: Sequence[Source], seed: int) -> Source:
@@ -214,25 +274,31 @@ def open_chats(
     shape: str | None = None,
     name: str | None = None,
     on_bad: OnBad = "error",
+    ext: Endings = None,
     limits: BatchLimits = DEFAULT_LIMITS,
     **options: Any,
 ) -> ChatSource:
     """Open conversations. `shape`: one of `SHAPES`; None: that of the first row.
 
     Further options: those of `ReadRules` (lang= and skip_deleted= of the oasst shapes; for all
-    others messages_field=, role_field=, content_field=, role_map= and split_think=); for hub
-    datasets those of `HubOptions`. A path that exists is a file or folder, whatever its name looks
-    like. Files of several formats may be in one folder. Files are listed at the call, and read (for
-    the shape) on first use. Their names in ids and cursors are relative to what all files have in
-    common.
+    others messages_field=, role_field=, content_field=, role_map= and split_think=; for all
+    ignore_columns=, names of columns that change what is trained and are not read); filter= and
+    map= (docs/sources.md); for hub datasets those of `HubOptions`. A path that exists is a file or
+    folder, whatever its name looks like. Files of several formats may be in one folder; `ext`
+    chooses endings. Files are listed at the call, and read (for the shape) on first use. Their
+    names in ids and cursors are relative to what all files have in common.
     """
     parts = _named(where)
     hubs = [part for part in parts if is_hub_dataset(part)]
-    known = _RULES + (_HUB_OPTIONS if hubs else [])
+    known = [*_RULES, "filter", "map", *(_HUB_OPTIONS if hubs else [])]
     if not set(options) <= set(known):
-        raise _not_for(str(Url(parts[0])), options, ["shape", "name", "on_bad", "limits", *known])
+        raise _not_for(
+            str(Url(parts[0])), options, ["shape", "name", "on_bad", "ext", "limits", *known]
+        )
     rules = ReadRules(**{key: options.pop(key) for key in _RULES if key in options})
-    files = iter(_files_of([part for part in parts if part not in hubs]))
+    mapping, options = take_mapping({**options, "on_bad": on_bad})
+    del options["on_bad"]
+    files = iter(_files_of([part for part in parts if part not in hubs], ext))
     inputs: list[ChatInput] = []
     for part in parts:
         if part in hubs:
@@ -240,7 +306,13 @@ def open_chats(
         else:
             inputs += [ChatInput(file, _row_format(file, rules)) for file in next(files)]
     return ChatSource(
-        inputs, name=name or name_of(where), shape=shape, rules=rules, on_bad=on_bad, limits=limits
+        inputs,
+        name=name or name_of(where),
+        shape=shape,
+        rules=rules,
+        on_bad=on_bad,
+        limits=limits,
+        mapping=mapping,
     )
 
 
@@ -292,9 +364,9 @@ def texts_of(source: Source | ChatSource) -> Iterator[str]:
         logger.warning("source %r: rows that gave no text (%s)", source.name, counts)
 
 
-def _files_of(parts: Sequence[str]) -> list[list[InputFile]]:
+def _files_of(parts: Sequence[str], ext: Endings) -> list[list[InputFile]]:
     """The files of each part, named relative to what all parts have in common."""
-    found = [list(list_files(part, suffixes=_ROW_ENDINGS)) for part in parts]
+    found = [list(saved_files(list_files(part, suffixes=_ROW_ENDINGS, ext=ext))) for part in parts]
     if len(found) < 2:
         return found
     named = iter(with_common_names([file for files in found for file in files]))
@@ -303,12 +375,12 @@ def _files_of(parts: Sequence[str]) -> list[list[InputFile]]:
 
 def _row_format(file: InputFile, rules: ReadRules) -> RowFormat:
     """A `.json` file is one list, an object with one list of rows, or JSON lines."""
-    name = file.name.lower()
-    for format in _ROW_FORMATS:
-        if name.endswith(format.endings):
-            return format()
-    if not name.endswith(json_array.ENDINGS):
-        raise SourceError(f"{file.place}: ends in none of {', '.join(_ROW_ENDINGS)}; rename it")
+    kind = _kind_of(file.name)
+    format = TextFormat if kind is None else FORMATS[kind][0]
+    if not issubclass(format, RowFormat):
+        raise SourceError(f"{file.place}: ends in none of {some_endings(_ROW_ENDINGS)}; rename it")
+    if kind != "json":
+        return format()
     check_unchanged(file)
     look = json_array.look(file)
     if not look.is_object or _holds_rows(file, look, rules):

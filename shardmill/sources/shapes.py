@@ -31,6 +31,7 @@ from shardmill.sources.columns import (
     with_system,
 )
 from shardmill.sources.formats.jsonl import Object, kind_of
+from shardmill.sources.functions import MAP_REASONS
 from shardmill.sources.message_trees import (
     OASST_REASONS,
     Message,
@@ -54,6 +55,7 @@ CHAT_REASONS = (
     OASST_REASONS
     | MESSAGE_REASONS
     | PREFERENCE_REASONS
+    | MAP_REASONS
     | {
         "bad_json": "not a JSON object, or nested too deep",
         "other_shape": "the keys are not those of the shape",
@@ -63,6 +65,7 @@ CHAT_REASONS = (
         "bad_group": "the group is neither a string nor an integer",
         "two_systems": "a system column beside a system turn",
         "two_columns": "two columns that mean the same both hold text",
+        "ignored_column": "a column that changes what the row means, which the first rows lack",
     }
 )
 """Every reason of a conversation source's drops."""
@@ -358,3 +361,22 @@ def check_best(row: Object, shape: ConversationShape) -> None:
 
 def list_shapes() -> str:
     return "\n".join(f"  {shape.name}: {shape.keys}" for shape in _SHAPES)
+
+
+_OFTEN_READ = (
+    *("id", "conversation_id", "dialogue_id", "dialog_id", "chat_id", "uuid"),
+    *("system", "system_prompt", "group", "tools"),
+)
+_COLUMNS = {
+    "messages": _MESSAGES_KEYS,
+    "sharegpt": _SHAREGPT_KEYS,
+    "history": ("history", *_QUESTIONS, *_ANSWERS, *_CONTEXTS),
+    "alpaca": (*_QUESTIONS, *_ANSWERS, *_CONTEXTS),
+    "prompt-response": (*_QUESTIONS, *_ANSWERS, *_CONTEXTS),
+}
+
+
+def columns_read(shape: ConversationShape) -> tuple[str, ...] | None:
+    """The columns that a shape may read; None where it is not known."""
+    known = _COLUMNS.get(shape.name)
+    return None if known is None else (*known, *_OFTEN_READ)

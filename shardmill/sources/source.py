@@ -14,25 +14,43 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
+
+import pyarrow as pa
 
 from shardmill.arguments import whole_number
 from shardmill.errors import OptionError, SourceError
 from shardmill.protocols import CuttableSource, DividedSource, Source
-from shardmill.records import JSON, Cursor, TextBatch
+from shardmill.records import JSON, Cursor, Drop, TextBatch
 from shardmill.sources.batches import (
     BatchLimits,
     NamedSource,
     coalesce,
     fields_of,
     limited,
+    make_batch,
     name_of,
+    null_rows,
+    python_values,
     runs,
     stamp_of,
+    to_binary,
 )
 from shardmill.storage.files import (
+    Endings,
     InputFile,
     Where,
     check_unchanged,
@@ -41,6 +59,9 @@ from shardmill.storage.files import (
     stamp_of_file,
 )
 from shardmill.storage.hub import HubFile
+
+if TYPE_CHECKING:
+    from shardmill.sources.mapping import RowMapping
 
 _T = TypeVar("_T")
 _Reader = TypeVar("_Reader", bound="FileReader")
@@ -57,10 +78,15 @@ class BadRowError(Exception):
         self.reason = reason
 
 
+class LeftOutError(BadRowError):
+    """Why a row is left out on purpose, whatever is said about bad rows."""
+
+
 class InputRow(NamedTuple):
     """One whole row of a file or dataset."""
 
-    value: dict[str, Any] | BadRowError | None  # None: only rows that were passed, none to read
+    value: Any  # a dict; BadRowError; None: only rows that were passed, none to read. What a user's
+    # function makes of a row may be a string
     id: str  # "chats.jsonl:17", as its drop is named
     position: JSON | Callable[[], JSON]  # after this row; a function where it is costly to make
     repaired: bool = False  # whether something in it was not text and was replaced
@@ -120,6 +146,16 @@ class Format(FileReader, ABC):
     kind: ClassVar[str]  # stored in manifests
     endings: ClassVar[tuple[str, ...]]
 
+    @classmethod
+    def in_folder(cls) -> tuple[str, ...]:
+        """Endings of the files that are listed in a folder."""
+        return cls.endings
+
+    @classmethod
+    def of_folder(cls, files: tuple[InputFile, ...], /) -> tuple[InputFile, ...]:
+        """Those of the listed files that hold data."""
+        return files
+
     def settled(self, _files: Sequence[Any], _limits: BatchLimits, /) -> Self:
         """The same format with every choice made that takes a look at the files of a source."""
         return self
@@ -146,6 +182,108 @@ class Format(FileReader, ABC):
     ) -> RowLocation:
         """The row between two positions. `rows_before`: rows of the file before this range, if
         known."""
+
+
+class RowTable(NamedTuple):
+    """Neighbouring rows of a file as columns."""
+
+    rows: pa.RecordBatch  # the columns asked for that the file has (None: all), in file order
+    position: JSON  # after these rows
+    first_row: int | None  # number of the first row in the file (or range) as ids count them
+    bad: tuple[tuple[int, BadRowError], ...]
+    # rows of the batch that could not be decoded: index, why. A blank line, which is no row but is
+    # counted by ids, has the reason ""
+
+
+class TableFormat(RowFormat, Format):
+    """A format that gives rows as columns too, so that they can be filtered and joined. One column
+    as documents, and whole rows, follow from that."""
+
+    @property
+    def text_field(self) -> str | None:
+        """The column that holds the text, once it is settled."""
+        found: str | None = getattr(self, "field", None)
+        return found
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether rows are numbered from the start of a range; see `CuttableSource`."""
+        return False
+
+    @abstractmethod
+    def tables(
+        self, file: Any, position: JSON, limits: BatchLimits, columns: Sequence[str] | None, /
+    ) -> Iterator[RowTable]:
+        """Rows from `position` on (None: the start), in tables within the limits. Where tables end
+        depends on where they start and on the file alone."""
+
+    def schema_of(self, _file: Any, /) -> pa.Schema | None:
+        """The columns that a file says it has; None: only its rows show which."""
+        return None
+
+    def drop_of(self, file: Any, row: int, reason: str, /) -> Drop:
+        """The drop of a row, by its number as `RowTable` counts."""
+        return Drop(id=f"{file.name}:row {row}", reason=reason)
+
+    def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
+        assert self.text_field is not None
+        for rows, after, first, problems in self.tables(file, position, limits, [self.text_field]):
+            assert first is not None
+            texts, bad = to_binary(rows.column(0)), dict(problems)
+            drops = [
+                self.drop_of(file, first + row, bad[row].reason if row in bad else "no_text")
+                for row in null_rows(texts)
+            ]
+            if bad and getattr(self, "on_bad", "error") == "error":
+                row = min(bad)
+                raise bad_row(name_row(self, file, self.drop_of(file, first + row, "")), bad[row])
+            batch = make_batch(texts, cast(Cursor, after), drops=drops)
+            yield batch.replaced(num_rows=len(texts)) if self.counts_rows else batch
+
+    def rows(self, file: Any, position: JSON, limits: BatchLimits, /) -> Iterator[InputRow]:
+        """Whole rows. A position is that of the table before, and how many rows of it are done."""
+        start, skip = None, 0
+        if position is not None:
+            start, skip = fields_of(position, ("table", "rows"), file.name, counts=("rows",))
+        for table in self.tables(file, start, limits, None):
+            assert table.first_row is not None
+            num_rows, bad = table.rows.num_rows, dict(table.bad)
+            values, repaired = python_values(table.rows)
+            for row in range(skip, num_rows):
+                is_last = row + 1 == num_rows
+                after: JSON = {
+                    "table": table.position if is_last else start,
+                    "rows": 0 if is_last else row + 1,
+                }
+                named = self.drop_of(file, table.first_row + row, "")
+                value = bad.get(row, values[row])
+                num_passed = int(named.row is not None)
+                yield InputRow(value, named.id, after, row in repaired, named.row, num_passed)
+            start, skip = table.position, max(skip - num_rows, 0)
+        if skip:
+            raise SourceError(
+                f"{file.place}: the cursor is {skip:,} rows after the last one; resume with the "
+                "input the cursor came from"
+            )
+
+
+def name_row(format: FileReader, file: Any, drop: Drop) -> str:
+    """A row as a person finds it."""
+    before = format.rows_before(file) if drop.row is not None else 0
+    id = drop.numbered(before).id
+    if not isinstance(file, InputFile):
+        return f"hub dataset {id}"
+    return str(file.place).removesuffix(file.name) + id
+
+
+def bad_row(where: str, bad: BadRowError) -> SourceError:
+    """The error for a row that `on_bad` does not let pass."""
+    return SourceError(
+        f"{where}: {bad}; correct the row, name another {{field}}, or leave such rows out with "
+        "{on_bad}",
+        field=...,
+        on_bad="skip",
+    )
 
 
 def each_input(look: Callable[[Any, Any], _T], inputs: Sequence[tuple[Any, Any]]) -> list[_T]:
@@ -227,6 +365,7 @@ class FileListSource(NamedSource, ABC):
 
     _is_settled = False
     _description: dict[str, JSON] | None = None
+    _mapping: RowMapping | None = None
 
     def __init__(
         self, files: tuple[Any, ...], format: Format, *, name: str, limits: BatchLimits
@@ -246,10 +385,29 @@ class FileListSource(NamedSource, ABC):
         source._description = None
         return source
 
+    def mapped(self, mapping: RowMapping) -> Self:
+        """The same source, whose rows become documents as `mapping` says."""
+        if mapping.takes_rows and not isinstance(self._format, TableFormat):
+            given = [name for name in mapping.described() if name in ("fields", "filter", "map")]
+            raise OptionError(
+                f"source {self.name!r}: {', '.join(f'{{{name}}}' for name in given)}: is for rows "
+                "with columns, and this input has none; leave it out",
+                **dict.fromkeys(given, ...),
+            )
+        source = copy(self)
+        on_bad = getattr(self._format, "on_bad", mapping.on_bad)
+        source._mapping = replace(mapping, on_bad=on_bad)
+        source._description, source._is_settled = None, False
+        return source
+
     def _settled(self) -> Format:
         """The format, after one look at files where that is needed."""
         if not self._is_settled:
-            self._format = self._format.settled(self.files, self.limits)
+            mapping = self._mapping
+            if mapping is None or not mapping.picks_text:
+                self._format = self._format.settled(self.files, self.limits)
+            if mapping is not None and isinstance(self._format, TableFormat):
+                mapping.check_files(self._format, self.files, self.limits)
             self._is_settled = True
         return self._format
 
@@ -310,7 +468,8 @@ class FileListSource(NamedSource, ABC):
         format = self._settled()
         for file in self.files[first:]:
             check_unchanged(file)
-            for batch in format.read(file, position, self.limits):
+            read = format.read if self._mapping is None else partial(self._mapping.read, format)
+            for batch in read(file, position, self.limits):
                 cursor: Cursor = {"file": _name_in_cursor(file), "position": batch.cursor}
                 yield batch.replaced(cursor=cursor)
             check_unchanged(file)
@@ -327,14 +486,25 @@ class FileSource(FileListSource):
     files: tuple[InputFile, ...]
 
     def __init__(
-        self, where: Where, format: Format, *, name: str | None, limits: BatchLimits
+        self,
+        where: Where,
+        format: Format,
+        *,
+        name: str | None,
+        limits: BatchLimits,
+        ext: Endings = None,
     ) -> None:
-        files = list_files(where, suffixes=format.endings)
+        files = format.of_folder(list_files(where, suffixes=format.in_folder(), ext=ext))
         super().__init__(files, format, name=name or name_of(where), limits=limits)
 
     @property
     def continues(self) -> bool:
         return self._format.continues
+
+    @property
+    def row_format(self) -> RowFormat | None:
+        """What reads whole rows of the files; None where there are only texts."""
+        return self._format if isinstance(self._format, RowFormat) else None
 
     @property
     def part(self) -> str:
@@ -344,7 +514,8 @@ class FileSource(FileListSource):
     @property
     def settings(self) -> dict[str, JSON]:
         """How the files are read: their kind, and every option that changes the documents."""
-        return {"kind": self._format.kind, **self._settled().options()}
+        mapped = {} if self._mapping is None else self._mapping.described()
+        return {"kind": self._format.kind, **self._settled().options(), **mapped}
 
     def describe(self) -> dict[str, JSON]:
         """Reads the files once (their ends, when large) to fingerprint them; then remembers."""

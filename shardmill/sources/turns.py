@@ -9,7 +9,7 @@ CR LF becomes LF in what is said and thought; in the arguments of a call it stay
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,8 +40,10 @@ class ReadRules(TreeRules):
     role_map: Mapping[str, str] = field(default_factory=dict)  # the file's names, in any case
     split_think: bool = False  # <think>...</think> before an assistant's words is its reasoning
     fan_out: bool = False  # one conversation for each answer
+    ignore_columns: Sequence[str] = ()  # that change what a row means and are not to be read
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ignore_columns", column_names(self.ignore_columns))
         if not isinstance(self.role_map, Mapping):
             raise OptionError(
                 "{role_map}: wanted names with the role each means", role_map=self.role_map
@@ -68,7 +70,15 @@ class ReadRules(TreeRules):
         given = {name: getattr(self, name) for name in self.names}
         always = {"lang": self.lang, "skip_deleted": self.skip_deleted}
         switches = {name: True for name in ("split_think", "fan_out") if getattr(self, name)}
-        return always | given | switches
+        ignored = {"ignore_columns": list(self.ignore_columns)} if self.ignore_columns else {}
+        return always | given | switches | ignored
+
+
+def column_names(given: object) -> tuple[str, ...]:
+    """Names that a caller gave as a list; in one order, since no other means anything."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise OptionError("{ignore_columns}: wanted a list of names", ignore_columns=given)
+    return tuple(sorted(set(map(str, given))))
 
 
 def missing_options(

@@ -16,13 +16,15 @@ import io
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 
-from shardmill.errors import SourceError
+from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON
 from shardmill.storage.object_store import ObjectPath, check_object, list_objects, open_object
 from shardmill.storage.ranges import blocks_of
@@ -37,6 +39,10 @@ FIRST_BLOCK = 256 * 2**10
 """Reading only the first lines of a remote file fetches no more than this."""
 
 Where = str | Path | Sequence[str | Path]
+Endings = str | Sequence[str] | None
+"""Endings of file names: ".c,.h" or [".c", ".h"]; "*" is any; None: those that a format knows."""
+
+_MOST_ENDINGS = 6  # in a message
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LOCAL = re.compile(r"(?:file|local)://")
@@ -66,24 +72,77 @@ class InputFile:
             ) from error
 
 
-def list_files(
-    where: Where, *, suffixes: tuple[str, ...], quiet: bool = False
-) -> tuple[InputFile, ...]:
-    """The files of a folder or glob that end in one of `suffixes`, at least one.
+def packed(ending: str) -> tuple[str, ...]:
+    """An ending, and those of the same files when they are compressed."""
+    return ending, f"{ending}.gz", f"{ending}.zst"
 
-    A file that is named itself may have any ending. `quiet`: what is left out is not logged.
+
+def parse_endings(ext: Endings) -> tuple[str, ...] | None:
+    """ ".c,.h" or [".c", "h"] as (".c", ".h"); "*" is any ending; None: none were chosen."""
+    if ext is None:
+        return None
+    parts = [part.strip().lower() for part in (ext.split(",") if isinstance(ext, str) else ext)]
+    if not parts or (isinstance(ext, str) and not all(parts)):
+        raise OptionError("{ext}: wanted endings such as .c,.h, or * for any", ext=ext)
+    return tuple("" if part in ("", "*") else "." + part.removeprefix(".") for part in parts)
+
+
+def list_files(
+    where: Where, *, suffixes: tuple[str, ...], ext: Endings = None, quiet: bool = False
+) -> tuple[InputFile, ...]:
+    """The files of a folder that end in one of `suffixes`, or those of a glob; at least one.
+
+    A file that is named itself may have any ending. With `ext` only files of these endings count,
+    however they were named. `quiet`: what is left out is not logged.
     """
-    if isinstance(where, str | Path):
-        files = _files_at(where, suffixes, quiet=quiet)
-    else:
-        found = [_files_at(part, suffixes, quiet=quiet) for part in where]
+    chosen = parse_endings(ext)
+    suffixes = suffixes if chosen is None else chosen
+    left: Counter[str] = Counter()
+    parts = [where] if isinstance(where, str | Path) else where
+    found = [_files_at(part, suffixes, left, quiet=quiet) for part in parts]
+    files = found[0] if isinstance(where, str | Path) else []
+    if not isinstance(where, str | Path):
         files = with_common_names([file for part in found for file in part])
+    if chosen is not None:
+        left.update(ending_of(file.name) for file in files if not _ends(file.name, chosen))
+        files = [file for file in files if _ends(file.name, chosen)]
     if not files:
+        others = f"; found {counted(left)}" if left else ""
         raise SourceError(
-            f"{Url(str(where))}: no file here ends in {', '.join(suffixes)}; name another "
-            "folder, or a glob"
+            f"{Url(str(where))}: no file here ends in {some_endings(suffixes)}{others}; name "
+            "another folder, or a glob, or choose endings with {ext}, or say what the files are "
+            "with {kind}",
+            ext=...,
+            kind=...,
         )
     return tuple(files)
+
+
+def ending_of(name: str) -> str:
+    """What a file's name ends in, lower case; the ending before that of a compressed one too."""
+    base = name.rpartition("/")[2].lower()
+    parts = base.lstrip(".").split(".")[1:]
+    return "." + ".".join(parts[-2:] if parts[-1] in ("gz", "zst") else parts[-1:]) if parts else ""
+
+
+def counted(endings: Mapping[str, int]) -> str:
+    """The most frequent endings: "10 .bin, 3 .csv, 2 without ending"."""
+    listed = sorted(endings.items(), key=lambda pair: (-pair[1], pair[0]))
+    shown = [f"{count:,} {ending or 'without ending'}" for ending, count in listed[:_MOST_ENDINGS]]
+    rest = sum(count for _, count in listed[_MOST_ENDINGS:])
+    return ", ".join([*shown, f"{rest:,} of other endings"] if rest else shown)
+
+
+def some_endings(suffixes: Sequence[str]) -> str:
+    """Endings for a message, without those of compressed files; a long list is cut short."""
+    packings = (".gz", ".zst")
+    plain = [one for one in suffixes if one.startswith(".") and not one.endswith(packings)]
+    more = len(plain) - 2 * _MOST_ENDINGS
+    return ", ".join(plain[: 2 * _MOST_ENDINGS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _ends(name: str, suffixes: tuple[str, ...]) -> bool:
+    return name.lower().endswith(suffixes)
 
 
 def with_common_names(files: Sequence[InputFile]) -> list[InputFile]:
@@ -106,13 +165,49 @@ def with_common_names(files: Sequence[InputFile]) -> list[InputFile]:
     return [replace(file, name=name) for file, name in zip(files, named, strict=True)]
 
 
-def _files_at(where: str | Path, suffixes: tuple[str, ...], *, quiet: bool) -> list[InputFile]:
+def _files_at(
+    where: str | Path, suffixes: tuple[str, ...], left: Counter[str], *, quiet: bool
+) -> list[InputFile]:
+    """The files of one input; the endings of those that were left out are counted in `left`."""
     if _is_remote(where):
-        found = list_objects(str(where), suffixes, quiet=quiet)
-        return [InputFile(place=place, name=name, num_bytes=size) for place, name, size in found]
+        listed, is_folder = list_objects(str(where))
+        shown = listed
+        if is_folder or len(listed) != 1:
+            kept = _visible(
+                Url(str(where)),
+                [name for _, name, _ in listed],
+                left,
+                quiet=quiet,
+                suffixes=suffixes if is_folder else ("",),
+            )
+            shown = [listed[number] for number in kept]
+        files = [InputFile(place=place, name=name, num_bytes=size) for place, name, size in shown]
+        return sorted(files, key=attrgetter("name"))
     path = where if isinstance(where, Path) else Path(_LOCAL.sub("", where, count=1))
-    root, paths = find_local(path, suffixes, quiet=quiet)
+    root, paths = find_local(path, suffixes, left, quiet=quiet)
     return [_input_file(path, root) for path in paths]
+
+
+def _visible(
+    where: object,
+    names: Sequence[str],
+    left: Counter[str],
+    *,
+    suffixes: tuple[str, ...],
+    quiet: bool,
+) -> list[int]:
+    """The numbers of the files in a folder that are read, by their names relative to it."""
+    ours = [number for number, name in enumerate(names) if _ends(name, suffixes)]
+    shown = [n for n in ours if not any(part.startswith(".") for part in names[n].split("/"))]
+    others = Counter(ending_of(name) for name in names if not _ends(name, suffixes))
+    left.update(others)
+    num_hidden = len(ours) - len(shown)
+    parts = [f"{others.total():,} files of other endings ({counted(others)})"] if others else []
+    parts += [f"{num_hidden:,} hidden files"] if num_hidden else []
+    if parts and not quiet:
+        how = "; read them with ext= (--ext), a glob or kind=text (--kind text)" if others else ""
+        logger.info("%s: left out %s%s", where, " and ".join(parts), how)
+    return shown
 
 
 def _is_remote(where: str | Path) -> bool:
@@ -135,9 +230,10 @@ def _input_file(path: Path, root: Path) -> InputFile:
 
 
 def find_local(
-    where: Path, suffixes: tuple[str, ...], *, quiet: bool = False
+    where: Path, suffixes: tuple[str, ...], left: Counter[str] | None = None, *, quiet: bool = False
 ) -> tuple[Path, list[Path]]:
-    """The files of a file, folder or glob, sorted, and the folder that names are relative to."""
+    """The files of a file, folder or glob, sorted, and the folder that names are relative to. The
+    endings of files that a folder leaves out are counted in `left`."""
     try:
         where.stat()
     except FileNotFoundError:
@@ -145,7 +241,11 @@ def find_local(
     except (OSError, ValueError) as error:  # a name too long, or with a NUL
         raise SourceError(f"{str(where)[:200]}: cannot be looked up: {error}") from error
     if where.is_dir():
-        root, found = where, _visible(where, suffixes, quiet=quiet)
+        root, below = where, _files_below(where)
+        names = [path.relative_to(where).as_posix() for path in below]
+        counts: Counter[str] = Counter() if left is None else left
+        shown = _visible(where, names, counts, suffixes=suffixes, quiet=quiet)
+        found = [below[number] for number in shown]
     elif where.exists():
         return where.parent, [where]
     elif glob.has_magic(str(where)):
@@ -177,8 +277,9 @@ def _holds_store(folder: Path) -> bool:
         return False
 
 
-def _visible(folder: Path, suffixes: tuple[str, ...], *, quiet: bool) -> list[Path]:
-    """The files below a folder, through links to folders too; a folder in a cycle only once."""
+def _files_below(folder: Path) -> list[Path]:
+    """The files below a folder, through links to folders too; a folder in a cycle only once.
+    Hidden folders are left out."""
     found: list[Path] = []
     seen: set[tuple[int, int]] = set()
     for parent, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
@@ -190,16 +291,7 @@ def _visible(folder: Path, suffixes: tuple[str, ...], *, quiet: bool) -> list[Pa
         # Skipped here, since a hidden folder would otherwise hide a visible link to it.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += (Path(parent, name) for name in names)
-    ours = [path for path in found if path.name.lower().endswith(suffixes)]
-    visible = [path for path in ours if not path.name.startswith(".")]
-    if len(visible) < len(found) and not quiet:
-        logger.info(
-            "%s: left out %d files of other endings, %d hidden (and all hidden folders)",
-            folder,
-            len(found) - len(ours),
-            len(ours) - len(visible),
-        )
-    return visible
+    return found
 
 
 def _matching(root: Path, pattern: Sequence[str]) -> Iterator[Path]:

@@ -8,12 +8,10 @@ and endpoints come from the client's environment and are never stored, shown or 
 from __future__ import annotations
 
 import glob
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from operator import itemgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,8 +19,6 @@ from shardmill.errors import MissingExtraError, OptionError, SourceError, missin
 from shardmill.storage.ranges import Range, RangedFile
 from shardmill.storage.retry import RetryPolicy
 from shardmill.urls import Url, remember_options, safe_cause
-
-logger = logging.getLogger(__name__)
 
 _EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "hf": ("huggingface_hub", "hub")}
 # We do the retries (retry.py), not the library that the S3 client uses.
@@ -122,15 +118,9 @@ def open_object(
     )
 
 
-def list_objects(
-    where: str, suffixes: tuple[str, ...], *, quiet: bool = False
-) -> list[tuple[ObjectPath, str, int]]:
-    """The files at a URL of a file, a folder or a glob, sorted by their names, which are relative
-    to the folder that was listed; and their bytes. May be empty.
-
-    In a folder, only files with one of `suffixes` count. Hidden files are left out. A file that is
-    named itself may have any ending.
-    """
+def list_objects(where: str) -> tuple[list[tuple[ObjectPath, str, int]], bool]:
+    """The files at a URL of a file, a folder or a glob, with their names, which are relative to the
+    folder that was listed, and their bytes; and whether it is a folder. May be empty."""
     url = Url(where)
     fs, path = _connect_file(url)
     root, infos, is_folder = RetryPolicy().call(
@@ -141,18 +131,7 @@ def list_objects(
         for name, info in infos.items()
         if info.get("type") == "file" and not name.endswith("/")
     ]
-    kept = found
-    if is_folder or len(found) != 1:
-        kept = [
-            (place, name, size)
-            for place, name, size in found
-            if not any(part.startswith(".") for part in name.split("/"))
-            and (not is_folder or name.lower().endswith(suffixes))
-        ]
-    if len(kept) < len(found) and not quiet:
-        num_left = len(found) - len(kept)
-        logger.info("%s: left out %d files, hidden or of other endings", url, num_left)
-    return sorted(kept, key=itemgetter(1))
+    return found, is_folder
 
 
 def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:

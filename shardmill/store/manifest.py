@@ -109,14 +109,17 @@ class SplitEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chat: ChatEntry | None  # of every split, or of none
 
 
-class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """read == kept + empty + over_budget + sum(dropped.values())"""
+class DocumentLedger(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """read == kept + empty + filtered + over_budget + sum(dropped.values())"""
 
     read: Count
     kept: Count
     empty: Count
     over_budget: Count
     dropped: dict[str, Count]  # reason -> rows
+    filtered: Count = 0  # rows for which the filter of a source was not true; not listed
 
 
 class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -504,14 +507,14 @@ def _ledger_problems(manifest: Manifest) -> Iterator[str]:
     chats = [split.chat for split in splits if split.chat is not None]
     dropped = sum(documents.dropped.values())
     listed = manifest.dropped.entries if manifest.dropped else 0
-    read = documents.kept + documents.empty + documents.over_budget + dropped
+    read = documents.kept + documents.empty + documents.filtered + documents.over_budget + dropped
     made, kept = tokens.encoded + tokens.separators, tokens.kept + tokens.over_budget
     preferences = _preferences(manifest)
     what = "records" if preferences else "documents"
     counted = [one.records for one in preferences] or [split.documents for split in splits]
     stored = sum(counted), sum(split.tokens for split in splits)
     sums = [
-        ("documents read", documents.read, "kept + empty + over budget + dropped", read),
+        ("documents read", documents.read, "kept + empty + filtered + over budget + dropped", read),
         ("tokens encoded + separators", made, "kept + over budget", kept),
         ("documents kept", documents.kept, f"{what} in all splits", stored[0]),
         ("tokens kept", tokens.kept, "tokens in all splits", stored[1]),

@@ -106,11 +106,13 @@ def assert_ledger_balances(source: Source | ConversationSource) -> Account:
     for number, batch in enumerate(batches):
         where = f"{source.name}, batch {number}"
         given = batch.conversations if isinstance(batch, ConversationBatch) else batch.texts
-        found = len(given) + batch.counts.get("empty", 0) + len(batch.drops)
+        num_counted = batch.counts.get("empty", 0) + batch.counts.get("filtered", 0)
+        found = len(given) + num_counted + len(batch.drops)
         assert batch.num_read == found, f"{where}: {batch.num_read} read, {found} accounted for"
         assert batch.num_read + batch.num_rows > 0, f"{where}: nothing was read for it"
         repaired = batch.counts.get("invalid_utf8", 0)
         assert 0 <= repaired <= len(given), f"{where}: {batch.counts}"
+        assert batch.counts.get("front_matter", 0) <= len(given), f"{where}: {batch.counts}"
         for drop in batch.drops:
             assert drop.id, f"{where}: a drop without an id: {drop}"
             assert drop.reason, f"{where}: a drop without a reason: {drop}"

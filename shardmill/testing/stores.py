@@ -140,6 +140,7 @@ def _assert_ledger_balances(meta: dict[str, Any]) -> None:
     documents, tokens = meta["ledger"]["documents"], meta["ledger"]["tokens"]
     dropped = sum(documents["dropped"].values())
     buckets = documents["kept"] + documents["empty"] + documents["over_budget"] + dropped
+    buckets += documents.get("filtered", 0)
     assert documents["read"] == buckets
     assert tokens["encoded"] + tokens["separators"] == tokens["kept"] + tokens["over_budget"]
     assert documents["kept"] == sum(split["documents"] for split in meta["splits"].values())

@@ -33,7 +33,10 @@ ModelType = Literal["unigram", "bpe", "byte-bpe"]
 CHUNK_CHARACTERS = 16_384
 _FILE_NAMES = {"unigram": "spm.model", "bpe": "spm.model", "byte-bpe": "tokenizer.json"}
 TEXT_SUFFIXES = (".txt", ".md")
-NOT_TEXT = (".jsonl", ".json", ".gz", ".zst", ".parquet", ".arrow", ".bin")
+NOT_TEXT = (
+    *(".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".bin"),
+    *(".tar", ".tgz", ".zip", ".gz", ".zst"),
+)
 
 
 def find_files(patterns: Sequence[str | Path]) -> list[Path]:

@@ -80,6 +80,7 @@ FEEDS: dict[str, tuple[Callable[[Path], list[Feed]], ...]] = {
 
 
 def _build(kind: str, folder: Path, out: str, **options: Any) -> None:
+    options = {"max_loss": 1.0, **options}
     if kind in FEEDS:
         feeds = [feed for feeds in FEEDS[kind] for feed in feeds(folder)]
         build_store(feeds, out, tokenizer=Watched(), spec=SPEC, **options)

@@ -201,7 +201,7 @@ def test_input_that_the_build_would_replace_is_refused() -> None:
     options: dict[str, Any] = {"tokenizer": "byte:1", "eot": "<|end|>", "on_bad": "skip"}
     Path("a.jsonl").write_text(Path("p0.jsonl").read_text() + "broken\n")
     fsspec.filesystem("memory").pipe("bucket/a.jsonl", Path("a.jsonl").read_bytes())
-    for source, target in (("a.jsonl", "o"), ("memory://bucket", "memory://bucket/o")):
+    for source, target in (("a.jsonl", "o"), ("memory://bucket/**/*.jsonl", "memory://bucket/o")):
         build(source, target, **options)
         named = source if source.startswith("memory") else "o/dropped.jsonl"
         with pytest.raises(OptionError, match=r"o/dropped\.jsonl: an input, but .*build elsewhere"):
@@ -214,10 +214,10 @@ def test_input_that_the_build_would_replace_is_refused() -> None:
 def test_a_folder_is_listed_once(caplog: pytest.LogCaptureFixture) -> None:
     Path("in").mkdir()
     Path("in/a.jsonl").write_text(Path("p0.jsonl").read_text())
-    Path("in/notes.csv").write_text("1,2")
+    Path("in/notes.bin").write_text("1,2")
     with caplog.at_level("INFO"):
         done = build("in", "o", tokenizer="byte:1", eot="<|end|>")
-    assert sum("left out 1 files of other endings" in m for m in caplog.messages) == 1
+    assert sum("left out 1 files of other endings (1 .bin)" in m for m in caplog.messages) == 1
     assert done.manifest.dataset_name == "in"
 
 

@@ -91,6 +91,8 @@ def build(source, out: Path, *, fill=(("train", None),), eot=False, shard_bytes=
         [feed if fill else replace(feed, by_hash=THREE)],
         out,
         spec=BuildSpec(dataset_name="d", shard_bytes=shard_bytes, append_eot=eot),
+        max_loss=1.0,
+        allow_empty=True,
         **{"tokenizer": Mute(byte_offset=1, specials={"eot": "<e>"}), "workers": 1, **how},
     )
 

@@ -54,7 +54,13 @@ def feeds_of(files: Path) -> list[Feed]:
 
 def add(files: Path, store: Path, **how) -> None:
     """Goes on with whatever is there."""
-    how = {"append": True, "resume": True, "tokenizer": ByteTokenizer(), "spec": SPEC} | how
+    how = {
+        "append": True,
+        "resume": True,
+        "max_loss": 1.0,
+        "tokenizer": ByteTokenizer(),
+        "spec": SPEC,
+    } | how
     build_store(feeds_of(files), store, **how)
 
 

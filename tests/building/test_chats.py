@@ -19,6 +19,7 @@ from shardmill.chat.proof.prove import prove_mask
 from shardmill.errors import (
     BuildError,
     EngineMismatchError,
+    LossError,
     MaskProofError,
     OptionError,
     SourceError,
@@ -117,7 +118,7 @@ def test_a_store_holds_whole_conversations_with_mask_turns_and_a_balanced_ledger
         chat("only a question", id="c"),
         chat("x", "y", id="d"),
     ]
-    done = build(Chats(rows), tmp_path / "s", val_fraction=0.0)
+    done = build(Chats(rows), tmp_path / "s", val_fraction=0.0, max_loss=0.5)
     assert said(tmp_path / "s", "train") == ["hello<|e|>more<|e|>", "y<|e|>"]
     found = read_examples(tmp_path / "s", "train")
     text = "<|u|>hi<|e|><|a|>hello<|e|><|u|>and?<|e|><|a|>more<|e|>"
@@ -317,8 +318,11 @@ def test_conversations_that_render_alike_are_in_one_split(tmp_path):
     assert sorted(len(said(tmp_path / "s", split)) for split in ("train", "val")) == [0, 60]
 
 
-def test_an_empty_source_and_an_empty_split_are_reported(tmp_path, caplog):
-    done = build(Chats([]), tmp_path / "s")
+def test_an_empty_source_is_refused_and_an_empty_split_is_reported(tmp_path, caplog):
+    with pytest.raises(LossError, match="nothing is kept of 0 rows"):
+        build(Chats([]), tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+    done = build(Chats([]), tmp_path / "s", allow_empty=True)
     assert done.manifest.splits["val"].documents == 0
     assert "split 'val' got no conversation" in caplog.text
     assert verify(tmp_path / "s").problems == []
@@ -381,7 +385,7 @@ def test_conversations_with_a_replacement_are_counted_in_the_books(tmp_path):
                 b'{"score": NaN, "messages": [{"role": "user", "content": "' + words + b'"}, '
                 b'{"role": "assistant", "content": "yes"}]}\n'
             )
-    source = open_chats(tmp_path / "chats.jsonl")
+    source = open_chats(tmp_path / "chats.jsonl", ignore_columns=["score"])
     assert [dict(batch.counts) for batch in source.batches()] == [{"invalid_utf8": 2}]
     manifest = build(source, tmp_path / "store").manifest
     assert manifest.ledger.repaired == {"invalid_utf8": 2}

@@ -37,6 +37,7 @@ build_chats(
     tokenizer=tokenizer,
     spec=BuildSpec(shard_bytes=100_000),
     val_fraction=0.3,
+    max_loss=1.0,
     resume=True,
     on_progress=lambda _: time.sleep(0.05),
 )

@@ -74,7 +74,7 @@ def test_flags_choose_the_answers_that_are_examples(tmp_path: Path) -> None:
     talk[1]["train"], talk[3]["train"] = False, True
     none = turns("m", "n")
     none[1]["train"] = False
-    build(write(tmp_path / "c.jsonl", talk, none), tmp_path / "s")
+    build(write(tmp_path / "c.jsonl", talk, none), tmp_path / "s", max_loss=0.5)
     assert [trained for _, trained in texts(tmp_path / "s")] == ["d<|e|>", "f<|e|>"]
     drops = [json.loads(line) for line in (tmp_path / "s/dropped.jsonl").read_text().splitlines()]
     assert drops == [{"id": "c.jsonl:2", "reason": "nothing_trained"}]
@@ -87,7 +87,7 @@ def test_ids_are_unique_and_a_drop_names_its_answer(tmp_path: Path) -> None:
     (batch,) = open_chats(chats, fan_out=True).batches()
     ids = [one.id for one in batch.conversations]
     assert ids == ["c.jsonl:1#1", "c.jsonl:1#3", "c.jsonl:2#1", "c.jsonl:3"]
-    done = build(chats, tmp_path / "s")
+    done = build(chats, tmp_path / "s", max_loss=0.5)
     drops = [json.loads(line) for line in (tmp_path / "s/dropped.jsonl").read_text().splitlines()]
     assert drops == [
         {"id": "c.jsonl:1#3", "reason": "no_place_for_tool_calls"},

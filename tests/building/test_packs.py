@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardmill.building import build_plan, plan_name
 from shardmill.building import packs as pieces
 from shardmill.building.packs import count_labels, trained_before
-from shardmill.errors import DamagedStoreError, OptionError, StoreExistsError
+from shardmill.errors import DamagedStoreError, LossError, OptionError, StoreExistsError
 from shardmill.records import Ragged
 from shardmill.store import PlanOptions, list_plans, open_store, read_plan
 from shardmill.store.plans import LeftOut, check_plan
@@ -47,7 +47,7 @@ def test_every_piece_is_in_one_row_or_left_out_and_no_label_is_lost(
     with tempfile.TemporaryDirectory() as top, pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "_BLOCK", block)
         build_small_chat_store(Path(top, "s"), {"train": examples})
-        plan = build_plan(Path(top, "s"), options=options)
+        plan = build_plan(Path(top, "s"), options=options, allow_empty=True)
         assert plan.facts.options == options
         assert_packs_every_piece(plan, examples)
         assert_plan_adds_up(plan, examples)
@@ -64,7 +64,7 @@ def test_examples_that_all_fit_need_no_rule(examples, max_per_row) -> None:
         build_small_chat_store(Path(top, "s"), {"train": examples})
         longest = int(examples.ids.lengths.max())
         options = PlanOptions(seq_len=max(1, longest - 1), max_per_row=max_per_row)
-        plan = build_plan(Path(top, "s"), options=options)
+        plan = build_plan(Path(top, "s"), options=options, allow_empty=True)
         assert_packs_every_piece(plan, examples)
         assert_plan_adds_up(plan, examples)
         assert not len(plan.arrays.cut_pieces)
@@ -207,9 +207,14 @@ def test_documents_need_no_plan(tmp_path: Path) -> None:
         build_plan(tmp_path / "d", options=PlanOptions(seq_len=8))
 
 
-def test_a_split_without_examples_gives_a_plan_without_rows(tmp_path: Path) -> None:
+def test_a_split_without_examples_gives_a_plan_without_rows_only_when_asked_for(
+    tmp_path: Path,
+) -> None:
     build_small_chat_store(tmp_path / "s", {"train": make_examples([])})
-    plan = build_plan(tmp_path / "s", options=PlanOptions(seq_len=8))
+    with pytest.raises(LossError, match=r"no row is packed.*\n  the split has 0 examples"):
+        build_plan(tmp_path / "s", options=PlanOptions(seq_len=8))
+    assert not (tmp_path / "s/packs").exists()
+    plan = build_plan(tmp_path / "s", options=PlanOptions(seq_len=8), allow_empty=True)
     assert (plan.facts.metrics.num_rows, plan.facts.utilisation) == (0, 1.0)
 
 

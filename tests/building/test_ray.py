@@ -62,7 +62,7 @@ def wanted(corpus, tmp_path_factory) -> str:
 
 
 def build(corpus: Path, out: Path, **manner: Any) -> str:
-    options = {"unit_bytes": 9_000, "tokenizer": Watched(), **manner}
+    options = {"unit_bytes": 9_000, "tokenizer": Watched(), "max_loss": 1.0, **manner}
     build_store(feeds_of(corpus), out, spec=SPEC, **options)
     return folder_digest(out)
 
@@ -110,7 +110,8 @@ def test_one_process_and_ray_write_the_same_bytes(tmp_path, corpus, nodes, marks
 def test_splits_that_get_full_on_ray_get_the_same_bytes(tmp_path, corpus, nodes):
     def limited(name: str, **manner: Any) -> str:
         feeds = feeds_of(corpus, limits=(2_000, 9_000))
-        build_store(feeds, tmp_path / name, tokenizer=ByteTokenizer(), spec=SPEC, **manner)
+        options = {"tokenizer": ByteTokenizer(), "spec": SPEC, "max_loss": 1.0, **manner}
+        build_store(feeds, tmp_path / name, **options)
         return folder_digest(tmp_path / name)
 
     assert limited("ray", unit_bytes=5_000, **on_ray(nodes)) == limited("one", workers=1)

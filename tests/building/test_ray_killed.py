@@ -34,6 +34,7 @@ build_store(
     folder,
     tokenizer=Slow(),
     spec=BuildSpec(shard_bytes=20_000),
+    max_loss=1.0,
     workers=2,
     unit_bytes=9_000,
     run_on=run_on,

@@ -69,7 +69,7 @@ FILLS: dict[str, list[Any]] = {
 def build(corpus: Path, out: Path, kind: str, **how: Any) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardmill.building.plan.CHUNK_BYTES", 600)
-        build_store(feeds(corpus, kind), out, tokenizer=TOKENIZER, spec=SPEC, **how)
+        build_store(feeds(corpus, kind), out, tokenizer=TOKENIZER, spec=SPEC, max_loss=1.0, **how)
     return folder_digest(out)
 
 
@@ -180,7 +180,7 @@ def test_files_are_added_in_any_order_of_work(
             feed = Feed(source=source, fill=FILLS[kind][0])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("shardmill.building.plan.CHUNK_BYTES", 600)
-            build_store([feed], folder / name, tokenizer=TOKENIZER, spec=SPEC, **how)
+            build_store([feed], folder / name, tokenizer=TOKENIZER, spec=SPEC, max_loss=1.0, **how)
         return folder_digest(folder / name)
 
     expected = build_of(7, "whole", workers=1)

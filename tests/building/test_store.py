@@ -313,6 +313,7 @@ def test_a_document_without_a_token_is_listed_with_its_reason(tmp_path):
         tmp_path / "s",
         tokenizer=adapt_tokenizer(Picky()),
         spec=spec(append_eot=False),
+        max_loss=0.5,
     )
     manifest = open_store(tmp_path / "s").manifest
     assert manifest.ledger.documents.dropped == {"no_tokens": 1}

@@ -38,7 +38,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build(corpus: Path, out: Path, limits: tuple[int, int] | None = None, **manner: object) -> str:
     feeds = feeds_of(corpus, limits=limits)
-    build_store(feeds, out, tokenizer=TOKENIZER, spec=SPEC, **manner)
+    build_store(feeds, out, tokenizer=TOKENIZER, spec=SPEC, max_loss=1.0, **manner)
     return folder_digest(out)
 
 

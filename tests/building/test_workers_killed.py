@@ -38,6 +38,7 @@ build_store(
     folder,
     tokenizer=Slow(),
     spec=BuildSpec(shard_bytes=20_000),
+    max_loss=1.0,
     workers=int(sys.argv[3]),
     unit_bytes=int(sys.argv[4]),
     resume=True,

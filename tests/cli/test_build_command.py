@@ -230,3 +230,35 @@ def test_several_inputs_may_become_more(call):
         "s, whole: identical, 2 documents (by their manifests; `shardmill verify` reads the "
         "contents)\n",
     )
+
+
+def test_a_folder_of_code_is_built_and_its_tokens_are_found_again(call):
+    Path("repo/src").mkdir(parents=True)
+    for name in ("a.c", "b.h", "c.py"):
+        Path("repo/src", name).write_text(name)
+    Path("repo/logo.png").write_bytes(b"\x89PNG\0")
+    Path("repo/README.md").write_text("# one\n# two\n")
+    code, out, err = call("build", "repo", "--out", "s1", *BYTE)
+    assert (code, out[:16]) == (0, "s1: 4 documents,")
+    assert "left out 1 files of other endings (1 .png)" in err
+    assert call("build", "repo", "--out", "s2", "--ext", ".c,h", *BYTE)[1].startswith("s2: 2 docum")
+    _, out, _ = call("build", "repo", "--out", "s3", "--kind", "text", *BYTE)
+    assert out.startswith("s3: 4 documents, ")
+    assert "left out: 1 documents (1 not_text)" in out
+    assert json.loads(Path("s3/dropped.jsonl").read_text())["id"] == "logo.png"
+    parts = ("--split-on", "(# )")
+    _, out, _ = call("build", "repo/README.md", "--out", "s4", *parts, "--dry-run", *BYTE)
+    assert "README.md: 0.0 MB of input in 1 units" in out
+    assert call("build", "repo/README.md", "--out", "s4", *parts, *BYTE)[1].startswith("s4: 2 docu")
+    tokenizer = ("--tokenizer", "byte:1", "--special", "eot=<|eot|>")
+    found = ("--document", "1", "--offset", "2", *tokenizer)
+    _, out, _ = call("blame", "s4", *found, "--input", "repo/README.md")
+    assert out.splitlines()[1:] == [
+        "  from README.md, README.md:2; found by origins",
+        "  characters 2..3: # [[t]]wo",
+    ]
+    Path("repo/data.json").write_text("[]")
+    code, _, err = call("build", "repo", "--out", "s5", *BYTE)
+    assert code == 2
+    assert "choose endings with --ext .c,.h,.md,.py, or a glob such as" in err
+    assert "whatever it is, with --kind text" in err

@@ -245,6 +245,7 @@ def test_tokens_of_a_conversation_are_found_turn_by_turn(tmp_path, name):
         template=bind_template(known_template(name), tokenizer),
         tokenizer=tokenizer,
         spec=BuildSpec(),
+        max_loss=0.5,
     )
     source, total = open_chats(tmp_path / "c.jsonl"), open_store(tmp_path / "s").num_tokens("train")
     found = blame_tokens(tmp_path / "s", "train", range(total), inputs=source, tokenizer=tokenizer)

@@ -177,6 +177,7 @@ def test_every_token_leads_to_its_row(tmp_path_factory, batches, grain_bytes, fi
             corpus.add(files)
             feed = Feed(source=corpus.source(), fill=fill)
             how = {"tokenizer": TOKENIZER, "spec": spec, "workers": 1, "append": bool(number)}
+            how |= {"max_loss": 1.0, "allow_empty": True}
             try:
                 build_store([feed], store, **how)
             except (BuildError, OptionError):  # full
@@ -215,6 +216,7 @@ def test_every_token_leads_to_its_row_where_a_hash_chose_the_splits(
             feed = Feed(source=corpus.source(), fill=fill, by_hash=rule)
             spec = BuildSpec(dataset_name="d", split_rule=rule.words())
             how = {"tokenizer": TOKENIZER, "spec": spec, "workers": 1, "append": bool(number)}
+            how |= {"max_loss": 1.0, "allow_empty": True}
             build_store([feed], store, **how)
         rows = [(row, text, own) for row, text, own in corpus.rows if text and text[0] != "~"]
         numbers = rule.of_texts(pa.array([text for _, text, _ in rows], pa.large_string()))

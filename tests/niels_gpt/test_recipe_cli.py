@@ -396,3 +396,25 @@ def test_only_and_skip_choose_sources() -> None:
         choose(["books"], [])
     with pytest.raises(OptionError, match="leave nothing"):
         choose(["roam"], ["roam"])
+
+
+def test_a_source_that_keeps_nothing_or_too_little_fails_alone(
+    command: Command, tmp_path: Path, model: Path
+) -> None:
+    good = {"instruction": "2 + 2?", "context": "", "response": "4", "category": "x"}
+    rows = [good] * 8 + [{**good, "response": None}] * 2
+    Path("dolly.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("pages.jsonl").write_text(json.dumps({"text": ""}) + "\n")
+    words = ("build-all", "--only", "dolly15k,fineweb-edu", "--tokenizer", str(model))
+    words += ("--dolly-path", "dolly.jsonl", "--fineweb-path", "pages.jsonl")
+    done = command(*words)
+    assert done.returncode == 1
+    assert "nothing is kept of 1 rows; nothing was published" in done.stderr
+    assert "2 of 10 rows are lost: 20.0%, above the limit of 5.0%" in done.stderr
+    assert "2 content_not_text" in done.stderr
+    assert "as dolly:8" in done.stderr
+    assert "accept the loss with --max-loss 0.2" in done.stderr
+    assert not list(tmp_path.glob("cache/*/*/meta.json"))
+    done = command(*words, "--max-loss", "0.2", "--allow-empty")
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("cache/*/*/meta.json"))) == 2

@@ -33,7 +33,7 @@ plan.CHUNK_BYTES = 12_000
 corpus, url, workers, resume = sys.argv[1:]
 build_store(feeds_of(Path(corpus)), url, tokenizer=Slow(), workers=int(workers),
             resume=resume == "resume", overwrite=resume == "overwrite",
-            spec=BuildSpec(shard_bytes=16_000))
+            spec=BuildSpec(shard_bytes=16_000), max_loss=1.0)
 """
 
 

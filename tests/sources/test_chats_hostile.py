@@ -84,7 +84,7 @@ def test_an_error_stays_short_however_long_the_keys(tmp_path: Path) -> None:
 def test_numbers_json_does_not_know_and_bad_bytes_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(
-        b'{"score": NaN, "messages": [{"role": "user", "content": "\xff\\ud800\\ud83d\\ude00"}]}'
+        b'{"entropy": NaN, "messages": [{"role": "user", "content": "\xff\\ud800\\ud83d\\ude00"}]}'
     )
     (chat,) = read(path).conversations
     assert chat.messages == [{"role": "user", "content": "\ufffd\ufffd\U0001f600"}]

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 # The client reads HF_ENDPOINT when it is imported, so a separate process reads the hub.
 CHILD = """
 import json, sys
+from shardmill import look
 from shardmill.sources import BatchLimits, open_chats
 from shardmill.testing.sources import (
     assert_conversation_ledger_balances, assert_conversations_resume_exactly,
@@ -34,8 +35,9 @@ chats = [[chat.id, chat.group, list(chat.messages)] for chat in found.conversati
 pieces = {size: assert_cut_is_the_source(make(), size) for size in (1, 500, 10**9)}
 names = [piece.name.partition("/")[2] for piece in pieces[1]]
 drops = [[drop.id, drop.reason] for drop in found.drops]
+looked = look(sys.argv[1].split(","), rows=4).to_json()
 print(json.dumps({"chats": chats, "describe": make().describe(), "size": make().size_hint(),
-    "drops": drops, "pieces": names, "piece": pieces[1][0].describe()["inputs"]}))
+    "look": looked, "drops": drops, "pieces": names, "piece": pieces[1][0].describe()["inputs"]}))
 """
 
 
@@ -73,6 +75,10 @@ def test_a_hub_dataset_beside_a_file_gives_its_chats_and_resumes(tmp_path: Path)
     assert found["describe"]["shape"] == "messages"
     assert found["describe"]["inputs"][0]["revision"] == commit
     assert found["describe"]["inputs"][1]["file"] == "more.jsonl"
+    looked = found["look"]
+    assert looked["formats"] == {"a dataset of the hub": 1, "jsonl": 1}
+    assert (looked["shape"], looked["num_rows"], looked["is_all"]) == ("messages", 3, False)
+    assert looked["left_out"] == {"no_assistant": 3}
     assert found["size"] is None
     files = [f"own/chats/data/train-{shard:05d}-of-00002.parquet" for shard in range(2)]
     assert found["pieces"][:9] == [

@@ -56,7 +56,10 @@ def test_what_a_folder_leaves_out_is_logged(
     with caplog.at_level(logging.INFO):
         assert texts_of(TextSource(tmp_path)) == ["1"]
 
-    assert "left out 1 files of other endings, 1 hidden (and all hidden folders)" in caplog.text
+    assert (
+        "left out 1 files of other endings (1 .csv) and 1 hidden files; read them with"
+        in caplog.text
+    )
 
 
 def test_links_to_folders_are_followed_and_cycles_end(tmp_path: Path) -> None:
@@ -211,12 +214,22 @@ def test_open_source_knows_the_kinds_by_their_endings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "words"),
     [
-        ("mixed", {}, "several kinds of files: .*with a glob such as"),
-        ("mixed/c.raw", {}, r"ends in none of \.txt, \.md, \.jsonl"),
-        ("mixed/a.jsonl", {"kind": "csv"}, "wanted one of text, jsonl, parquet"),
+        (
+            "mixed",
+            {},
+            r"several kinds .*.jsonl: 1 .jsonl; text: 1 .txt.*ext='.jsonl', or a",
+        ),
+        (
+            "mixed",
+            {"ext": ".md,.c"},
+            r"no file here ends in .md, .c; found 1 .jsonl, 1 .raw, 1 .txt",
+        ),
+        ("mixed/c.raw", {}, r"ends in none of \.jsonl, .*\.txt, \.md and \d+ more"),
+        ("mixed/a.jsonl", {"kind": "xml"}, "wanted one of jsonl, json, csv, tsv, parquet"),
         ("mixed/a.jsonl", {"split": "line"}, "options here: field, on_bad"),
         ("mixed/a.jsonl", {"on_bad": "hope"}, "wanted 'error' or 'skip'"),
-        ("mixed/b.txt", {"split": "word"}, "wanted None"),
+        ("mixed/b.txt", {"split": "(?=word)"}, "cannot split on .*RE2"),
+        ("mixed/b.txt", {"split": "(word"}, "cannot split on .*unterminated"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_with_what_to_do(

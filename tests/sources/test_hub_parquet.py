@@ -169,6 +169,35 @@ def test_the_documents_are_those_that_the_client_streams(
     assert described["num_files"] == 4
 
 
+def test_rows_are_filtered_joined_and_mapped_in_a_stream_as_by_row_groups(
+    hub: LoopbackHub, client: Client, tmp_path: Path
+) -> None:
+    rows = [
+        {"text": text, "title": title, "n": number, "meta": {"lang": "en" if number % 3 else None}}
+        for number, (text, title) in enumerate(
+            zip(["a", None, "", "d\r\n", None, "f"], ["A", "B", "", None, None, "F"], strict=True)
+        )
+    ]
+    (tmp_path / "mapped/data").mkdir(parents=True)
+    path = tmp_path / "mapped/data/train-00000-of-00001.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    hub.publish("own/mapped", tmp_path / "mapped")
+    wanted: list[tuple[dict[str, Any], list[str], int, list[int]]] = [
+        ({"filter": "n != 5 and meta.lang == 'en'"}, [], 3, [1, 4]),
+        ({"fields": ["title", "text"], "join": "-"}, ["A-a", "B", "d\n", "F-f"], 0, [4]),
+        ({"map": "tests.sources.row_functions:text"}, ["a", "d\n", "f"], 0, [1, 4]),
+        ({"map": "tests.sources.row_functions:text", "filter": "n > 1"}, ["d\n", "f"], 2, [4]),
+    ]
+    for options, texts, num_filtered, missing in wanted:
+        streamed = client("read", "own/mapped", kind="named", options=options)
+        assert streamed["texts"] == texts, (options, streamed)
+        assert streamed["counts"].get("filtered", 0) == num_filtered
+        assert [one for one, _ in streamed["drops"]] == [f"own/mapped:row {n}" for n in missing]
+        assert client("cut", "own/mapped", kind="named", size=1, options=options), options
+        assert client("kind", "own/mapped", kind="best", options=options) == "HubParquetSource"
+        assert client("guarantees", "own/mapped", kind="best", options=options)["texts"] == texts
+
+
 def test_a_named_dataset_of_parquet_files_is_cut_and_its_drops_are_the_streams(
     hub: LoopbackHub, client: Client, tmp_path: Path
 ) -> None:

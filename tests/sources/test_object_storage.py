@@ -249,7 +249,10 @@ def test_what_is_left_out_is_logged(
     url = upload(write_all(tmp_path / "all"))
     with caplog.at_level(logging.INFO):
         jsonl(url)
-    assert "left out 6 files, hidden or of other endings" in caplog.text
+    assert (
+        "left out 4 files of other endings (2 .parquet, 1 .md, 1 .txt) and 2 hidden files"
+        in caplog.text
+    )
 
 
 def test_a_file_without_an_identity_is_known_by_its_ends(tmp_path: Path) -> None:

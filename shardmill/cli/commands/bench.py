@@ -280,6 +280,8 @@ def measure_build(
         engine=engine,
         workers=workers,
         unit_bytes=max(_LEAST_UNIT, num_bytes // (4 * workers)),
+        max_loss=1.0,  # it is measured, not kept
+        allow_empty=True,
     )
     # the build proved the engine, too, of which the first part was known by then, as it is now
     work = max(done.seconds - (prove() if engine == "fast" else 0), 1e-9)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from shardmill.building.api import open_template, recorded_template
 from shardmill.cli.options import Special, parse_special
@@ -15,7 +15,7 @@ from shardmill.cli.steps import Rank, TrainingOrder, find_moment
 from shardmill.cli.terminal import visible
 from shardmill.errors import OptionError
 from shardmill.inspect.blame import Blame, blame_document, blame_tokens
-from shardmill.inspect.inputs import AnySource, recorded_rules
+from shardmill.inspect.inputs import AnySource, recorded_reading, recorded_rules
 from shardmill.inspect.stores import open_named
 from shardmill.sources import open_chats, open_source
 from shardmill.store import Store, open_store
@@ -48,6 +48,7 @@ class BlameCommand(TrainingOrder):
     ] = None
     field: Annotated[str | None, "As the build had it."] = None
     on_bad: Annotated[Literal["error", "skip"] | None, "As the build had it."] = None
+    map: Annotated[str | None, "The --map of the build, if it had one: it is run again."] = None
     file_seed: Annotated[int | None, "The --seed of the build, if it had one."] = None
     shape: Annotated[str | None, "Of chats, as the build had it."] = None
     template: Annotated[str | None, "Of chats. Default: the one that the store records."] = None
@@ -129,10 +130,11 @@ def _open_inputs(store: Store, options: BlameCommand) -> AnySource | None:
         "seed": options.file_seed,
         "shape": options.shape,
     }
-    given: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
-    if store.is_chat:
-        return open_chats(options.inputs, **recorded_rules(store.manifest.sources), **given)
-    return open_source(options.inputs, **given)
+    given = recorded_rules(store.manifest.sources, options.map)
+    if not store.is_chat:
+        given |= recorded_reading(store.manifest.sources)
+    given |= {key: value for key, value in wanted.items() if value is not None}
+    return (open_chats if store.is_chat else open_source)(options.inputs, **given)
 
 
 def _lines(one: Blame) -> Iterator[str]:

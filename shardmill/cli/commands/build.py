@@ -12,16 +12,24 @@ from typing import Annotated, Any, Literal
 from shardmill.building import BuildPlan, BuildReport, BuildSpec, plan_store
 from shardmill.building.api import build as build_any
 from shardmill.building.api import open_feed
+from shardmill.building.loss import MAX_LOSS
 from shardmill.building.splits import hash_split
 from shardmill.building.workplace import workplace_at
 from shardmill.chat import KNOWN_TEMPLATES
 from shardmill.cli.options import (
     AsJson,
     Field,
+    Fields,
+    Filter,
+    IgnoreColumns,
+    Join,
+    Map,
     RoleMap,
     Special,
     TokenizerName,
     parse_bytes,
+    parse_fields,
+    parse_join,
     parse_role_map,
     parse_special,
     parse_template_vars,
@@ -32,6 +40,8 @@ from shardmill.errors import OptionError, StoreError
 from shardmill.sources import SHAPES
 from shardmill.tokenizers import open_tokenizer
 
+Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "tar", "zip", "text"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
@@ -41,10 +51,20 @@ class BuildOptions:
     out: Annotated[str, "Where the store goes: a folder, or s3://bucket/path."]
     tokenizer: TokenizerName
     name: Annotated[str | None, "Name of the data, recorded."] = None
+    ext: Annotated[
+        str | None, "Only files of these endings, or members of archives, as .c,.h; *: any."
+    ] = None
     on_bad: Annotated[
         Literal["error", "skip"] | None,
         "Rows that cannot be read: stop at the first, or skip and list them.",
     ] = None
+    filter: Filter = None
+    map: Map = None
+    ignore_columns: IgnoreColumns = None
+    max_loss: Annotated[float, "The share of rows that may be lost; else nothing is built."] = (
+        MAX_LOSS
+    )
+    allow_empty: Annotated[bool, "A store that keeps no row may be built."] = False
     shard_bytes: Annotated[str, "Size of a shard, e.g. 128MiB."] = "128MiB"
     engine: Annotated[Literal["auto", "fast", "reference"], "How text is encoded."] = "auto"
     resume: Annotated[bool, "Continue an unfinished build."] = False
@@ -79,17 +99,31 @@ class BuildCommand(BuildOptions):
 
     Example: shardmill build books --out s3://bucket/books --tokenizer spm.model --json
 
-    Exit 0: built, or planned. Exit 2: a mistake in the call or its input; what is done is kept.
-    Exit 130: stopped with Ctrl-C; continue with --resume.
+    Exit 0: built, or planned. Exit 1: too many rows were lost, so nothing was built; what is done
+    is kept. Exit 2: a mistake in the call or its input; what is done is kept. Exit 130: stopped
+    with Ctrl-C; continue with --resume.
     """
 
     inputs: Annotated[
         list[str],
         "INPUTS",
-        "Folders, files or globs of .txt .md .jsonl .parquet, here or at a URL (s3://, gs://, "
-        "hf://); or a dataset, hub:owner/name.",
+        "Folders, files or globs of texts, source code, .jsonl .json .csv .tsv .parquet .arrow "
+        ".tar .zip, here or at a URL (s3://, gs://, hf://); or a dataset, hub:owner/name.",
     ]
     field: Field = None
+    kind: Annotated[
+        Kind | None, "How files are read, whatever they are called; text: each is one document."
+    ] = None
+    split_on: Annotated[
+        str | None,
+        "Parts text files: line, blank-line, or a regular expression that begins a document where "
+        "it matches the start of a line.",
+    ] = None
+    fields: Fields = None
+    join: Join = None
+    strip_front_matter: Annotated[
+        bool, "Leave out the YAML or TOML block that a text begins with."
+    ] = False
     val_tokens: Annotated[int, "How many tokens go to 'val', the first ones."] = 0
     max_tokens: Annotated[int | None, "Stop when 'train' has this many tokens."] = None
     seed: Annotated[
@@ -108,7 +142,7 @@ class BuildCommand(BuildOptions):
         if self.dry_run:
             plan = _plan(self)
             return Answer(plan.to_json(), _plan_lines(plan))
-        return _run_build(self)
+        return _run_build(self, fields=parse_fields(self.fields), join=parse_join(self.join))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +153,16 @@ class BuildChatsCommand(BuildOptions):
 
     Example: shardmill build chats c.jsonl --out c --tokenizer spm.model --template chatml
 
-    Exit 0: built. Exit 2: a mistake in the call or its input; what is done is kept. Exit 130:
-    stopped with Ctrl-C; continue with --resume.
+    Exit 0: built. Exit 1: too many rows were lost, so nothing was built; what is done is kept.
+    Exit 2: a mistake in the call or its input; what is done is kept. Exit 130: stopped with Ctrl-C;
+    continue with --resume.
     """
 
     inputs: Annotated[
-        list[str], "INPUTS", "Folders, files or globs of .jsonl .json .parquet, or hub:owner/name."
+        list[str],
+        "INPUTS",
+        "Folders, files or globs of .jsonl .json .csv .tsv .parquet .arrow .tar .zip, or "
+        "hub:owner/name.",
     ]
     template: Annotated[
         str,
@@ -198,8 +236,8 @@ def _receipt(options: BuildOptions, done: BuildReport) -> str:
     where = done.url or Path(options.out)
     if ledger.chat is None:
         shards = sum(len(split.shards) for split in done.manifest.splits.values())
-        empty = {"empty": documents.empty} if documents.empty else {}
-        reasons = {**empty, **documents.dropped}
+        unlisted = {"empty": documents.empty, "filtered": documents.filtered}
+        reasons = {name: count for name, count in unlisted.items() if count} | documents.dropped
         why = f" ({_counts(reasons)})" if reasons else ""
         text = (
             f"{where}: {documents.kept:,} documents, {ledger.tokens.kept:,} tokens, "
@@ -208,10 +246,12 @@ def _receipt(options: BuildOptions, done: BuildReport) -> str:
         )
     else:
         what = "records of preferences" if done.manifest.version == 3 else "conversations"
+        filtered = {"filtered": documents.filtered} if documents.filtered else {}
+        reasons = filtered | documents.dropped
         text = (
             f"{where}: {documents.kept:,} {what}, {ledger.chat.turns:,} turns, "
             f"{ledger.tokens.kept:,} tokens, {ledger.chat.trained_tokens:,} trained; "
-            f"left out: {_counts(documents.dropped) or 'none'}"
+            f"left out: {_counts(reasons) or 'none'}"
         )
     if ledger.repaired:
         text += f"; repaired: {_counts(ledger.repaired)}"
@@ -251,7 +291,11 @@ def _plan(options: BuildCommand) -> BuildPlan:
 
     sizes = _sizes(options)
     work = workplace_at(options.out, options.scratch)
-    source = given("field", "on_bad", "seed", "val_tokens", "max_tokens")
+    source = given("kind", "ext", "split_on", "on_bad", "seed", "val_tokens", "max_tokens")
+    columns = given("field", "filter", "map", "strip_front_matter")
+    columns |= {"fields": parse_fields(options.fields), "join": parse_join(options.join)}
+    source |= {key: value for key, value in columns.items() if value not in (None, False)}
+    source["ignore_columns"] = options.ignore_columns or ()
     by_hash = hash_split(options.seed or 0, options.val_fraction, options.test_fraction)
     specials = {"eot": options.eot} if options.eot else None
     return plan_store(

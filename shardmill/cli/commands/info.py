@@ -207,7 +207,8 @@ def _preferences(manifest: Manifest) -> dict[str, str]:
 def _ledger(ledger: Ledger, what: str) -> dict[str, str]:
     """Where everything went, one line for documents and one for tokens."""
     documents, tokens = ledger.documents, ledger.tokens
-    left_out = {"empty": documents.empty, "over budget": documents.over_budget, **documents.dropped}
+    left_out = {"empty": documents.empty, "filtered": documents.filtered}
+    left_out |= {"over budget": documents.over_budget, **documents.dropped}
     parts = "".join(f" + {count:,} {why}" for why, count in left_out.items() if count)
     rows = {
         what: f"{documents.read:,} read = {documents.kept:,} kept{parts}",

@@ -31,7 +31,8 @@ class PackCommand:
 
     Example: shardmill pack chats --list
 
-    Exit 0: packed, or listed. Exit 2: a mistake in the call, or no such store.
+    Exit 0: packed, or listed. Exit 1: no row was packed, so nothing was written. Exit 2: a mistake
+    in the call, or no such store.
     """
 
     folder: Annotated[Path, "FOLDER", "A store of conversations."]
@@ -46,6 +47,7 @@ class PackCommand:
     long: Annotated[Long, "What to do with conversations that no row holds."] = "error"
     name: Annotated[str | None, "Of the plan; without it the options give one."] = None
     overwrite: Annotated[bool, "Another plan of this name may be replaced."] = False
+    allow_empty: Annotated[bool, "A plan without rows may be written."] = False
     list_all: Annotated[bool, "--list", "List the plans of the store, and make none."] = False
     as_json: AsJson = False
 

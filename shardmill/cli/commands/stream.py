@@ -22,7 +22,7 @@ from shardmill.arguments import whole_number
 from shardmill.cli.options import AsJson, read_state
 from shardmill.cli.printing import Answer, Decode, Heading, ShownTokens, Span
 from shardmill.cli.terminal import safe_bars
-from shardmill.errors import OptionError, TokenizerError
+from shardmill.errors import LossError, OptionError, TokenizerError
 from shardmill.records import IGNORE_INDEX, JSON, IntArray
 from shardmill.storage.atomic import atomic_write
 
@@ -46,7 +46,8 @@ class StreamCommand:
 
     Example: shardmill stream stream.toml --state state.json
 
-    Exit 0: made, or the data ended before. Exit 2: a mistake in the call, the config or its input.
+    Exit 0: made, or the data ended before. Exit 1: the data gave no document. Exit 2: a mistake in
+    the call, the config or its input.
     """
 
     config: Annotated[Path, "CONFIG", "A .toml, .yaml or .json file."]
@@ -60,6 +61,7 @@ class StreamCommand:
     state: Annotated[Path | None, "Continue after this state."] = None
     save_state: Annotated[Path | None, "Write the state after the last step."] = None
     show: Annotated[int, "How many rows to print as text."] = 0
+    allow_empty: Annotated[bool, "Data without a document is no error."] = False
     as_json: AsJson = False
 
     def run(self) -> Answer:
@@ -82,7 +84,12 @@ class StreamCommand:
             if self.state is not None:
                 opened.set_state(read_state(self.state))
             before, began = opened.stats().total, time.perf_counter()
-            steps, rows = _run(opened, self.steps, self.show)
+            try:
+                steps, rows = _run(opened, self.steps, self.show)
+            except LossError:
+                if not self.allow_empty:
+                    raise
+                steps, rows = 0, []
             seconds, counts = time.perf_counter() - began, opened.stats().total - before
             if saved is not None:
                 with atomic_write(saved) as file:

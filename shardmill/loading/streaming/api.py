@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeAlias
@@ -52,6 +52,11 @@ def stream(
     shuffle: bool = True,
     repeat: bool = True,
     field: str | None = None,
+    fields: Sequence[str] | None = None,
+    join: str | None = None,
+    filter: str | None = None,
+    map: str | Callable[[dict[str, Any]], str | None] | None = None,
+    strip_front_matter: bool = False,
     on_bad: Literal["error", "skip"] | None = None,
     append_eot: bool = True,
     eot: str | None = None,
@@ -63,8 +68,9 @@ def stream(
     """Training batches straight from text, with `state_dict` and `load_state_dict`.
 
     `inputs` are files, folders, globs, URLs or hub datasets (`hub:owner/name`), as for `build`, or
-    a `Source`. `tokenizer`, `field`, `on_bad`, `append_eot`, `eot` and `engine` are those of
-    `build`; `seq_len`, `batch_size`, `seed`, `rank`, `world` and `to` those of `load`.
+    a `Source`. `tokenizer`, `field`, `fields`, `join`, `filter`, `map`, `strip_front_matter`,
+    `on_bad`, `append_eot`, `eot` and `engine` are those of `build`; `seq_len`, `batch_size`,
+    `seed`, `rank`, `world` and `to` those of `load`.
 
     `pack`: "sequential" lays documents end to end and cuts every `seq_len + 1` tokens; "first-fit"
     and "best-fit" keep documents whole, except those that are longer than a row. `shuffle` draws
@@ -91,8 +97,15 @@ def stream(
     vocab_size = max(ids.eos_id or 0, ids.pad_id, tokenizer.vocab_size - 1) + 1
     if isinstance(inputs, str | Path | Sequence):
         options: dict[str, Any] = {"limits": BatchLimits(num_documents=BATCH_DOCUMENTS)}
-        options |= {} if field is None else {"field": field}
-        options |= {} if on_bad is None else {"on_bad": on_bad}
+        wanted: dict[str, Any] = {
+            "field": field,
+            "fields": fields,
+            "join": join,
+            "filter": filter,
+            "map": map,
+        }
+        wanted |= {"strip_front_matter": strip_front_matter or None, "on_bad": on_bad}
+        options |= {name: value for name, value in wanted.items() if value is not None}
         inputs = open_source(inputs, **options)
     bins = None
     if pack != "sequential":

@@ -23,7 +23,13 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
-from shardmill.errors import SourceError, StateMismatchError, TokenizerError, TokenRangeError
+from shardmill.errors import (
+    LossError,
+    SourceError,
+    StateMismatchError,
+    TokenizerError,
+    TokenRangeError,
+)
 from shardmill.loading.state import ReadCounts, StreamCursor
 from shardmill.loading.streaming.tokenizer import DocumentIds, StreamTokenizer
 from shardmill.protocols import DividedSource, Encoder, Source
@@ -31,6 +37,7 @@ from shardmill.records import Drop, OffsetArray, Ragged, TextBatch
 from shardmill.sampling import Permutation
 from shardmill.sources import BatchLimits, stamp_of
 from shardmill.sources.batches import byte_lengths, cut
+from shardmill.sources.rows import row_inputs, row_snippets
 from shardmill.threads import read_ahead
 
 log = logging.getLogger(__name__)
@@ -127,8 +134,13 @@ class _DropLog:
         self._num_named = 0
         self._unnamed: Counter[str] = Counter()
         self._is_limit_logged = False
+        self.reasons: Counter[str] = Counter()
+        self.first: dict[str, str] = {}  # by reason the id of a row
 
     def add(self, drops: Sequence[Drop]) -> None:
+        for drop in drops:
+            self.reasons[drop.reason] += 1
+            self.first.setdefault(drop.reason, drop.id)
         if self._is_silent:
             return
         named = drops[: MAX_LOGGED_DROPS - self._num_named]
@@ -323,7 +335,7 @@ class DocumentStream:
             read = replace(
                 read,
                 empty=read.empty + batch.counts.get("empty", 0),
-                dropped=read.dropped + len(batch.drops),
+                dropped=read.dropped + len(batch.drops) + batch.counts.get("filtered", 0),
                 repaired=read.repaired + batch.counts.get("invalid_utf8", 0),
             )
         self._at = replace(
@@ -349,10 +361,7 @@ class DocumentStream:
             return
         rows = f"{at.read.empty:,} empty and {at.read.dropped:,} dropped rows so far"
         if share.num_streams == 1:
-            raise SourceError(
-                f"source {self._source.name!r} gave no document in epoch {at.epoch} ({rows}); "
-                "check its files and the name of the text column"
-            )
+            raise self._nothing_given(rows)
         if share.by_texts:
             found = f"there were only {at.number:,} texts for {share.num_streams:,} streams"
         else:
@@ -360,6 +369,27 @@ class DocumentStream:
         raise SourceError(
             f"source {self._source.name!r}: stream {share.stream} of {share.num_streams} got no "
             f"document in epoch {at.epoch}: {found}; use fewer processes, workers or streams"
+        )
+
+    def _nothing_given(self, rows: str) -> LossError:
+        """With a row of each reason."""
+        first, reasons = self._drops.first, self._drops.reasons
+        snippets = row_snippets(row_inputs(self._source), first.values())
+        lines = [
+            f"{count:,} {why}, as {first[why]}"
+            + (f": {snippets[first[why]]}" if first[why] in snippets else "")
+            for why, count in reasons.most_common()
+        ]
+        empty = self._at.read.empty
+        head = (
+            f"source {self._source.name!r} gave no document in epoch {self._at.epoch} ({rows}); "
+            "check its files and the name of the text column"
+        )
+        return LossError(
+            "\n  ".join([head, *lines]),
+            reasons={**reasons, **({"empty": empty} if empty else {})},
+            num_read=empty + self._at.read.dropped,
+            examples={why: (id, snippets.get(id)) for why, id in first.items()},
         )
 
     def _mismatch(self, found: str) -> SourceError:

@@ -1,4 +1,5 @@
 """A `.json` file that is one list of rows, or an object with exactly one list: streamed.
+As documents a file may also be JSON lines, which the first line tells.
 
 The list is cut into its rows by looking at brackets and quotes only, half a MiB at a time, and each
 row is decoded alone, as a line of JSON lines is: the same rows are read, repaired or refused, and
@@ -10,22 +11,54 @@ error where that is found, which may be at the end of the file.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import pyarrow as pa
 
 from shardmill.errors import SourceError
-from shardmill.records import JSON, IntArray
-from shardmill.sources.batches import BOM_BYTES, BatchLimits, counts_of, too_large
-from shardmill.sources.formats.jsonl import WHITE, read_row
-from shardmill.sources.formats.lines import TextLength, read_chunks
-from shardmill.sources.source import InputRow, RowFormat
-from shardmill.storage.files import InputFile
+from shardmill.records import JSON, Cursor, Drop, IntArray, TextBatch
+from shardmill.sources.batches import (
+    BOM_BYTES,
+    DEFAULT_LIMITS,
+    BatchLimits,
+    choose_field,
+    counts_of,
+    grouped,
+    string_batch,
+    too_large,
+    utf8_bytes,
+)
+from shardmill.sources.formats.jsonl import (
+    WHITE,
+    JsonlFormat,
+    Object,
+    OnBad,
+    TextDecoder,
+    check_on_bad,
+    decode_row,
+    kind_of,
+    own_id,
+    read_row,
+)
+from shardmill.sources.formats.lines import TextLength, codec_of, read_chunks, stored_before
+from shardmill.sources.source import (
+    BadRowError,
+    FileSource,
+    InputRow,
+    RowFormat,
+    RowLocation,
+    RowTable,
+    TableFormat,
+    bad_row,
+    name_row,
+)
+from shardmill.storage.files import Endings, InputFile, Where, packed
 
-ENDINGS = (".json", ".json.gz", ".json.zst")
 HEAD_BYTES = 2**16
 """The list of an object begins within so many bytes, and no more follow it."""
 
@@ -53,20 +86,265 @@ class Look(NamedTuple):
     found: FoundList | None  # the first list in the object that it begins with
 
 
+class _Item(NamedTuple):
+    """The JSON of a row in a list."""
+
+    data: bytes
+    number: int
+    end: int  # the byte after it
+
+    @property
+    def position(self) -> Cursor:
+        return {"records": self.number + 1, "bytes": self.end}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonFormat(TableFormat):
+    """Rows of the list in a `.json` file, which is one piece; or of JSON lines."""
+
+    kind = "json"
+    endings = packed(".json")
+
+    field: str | None = None  # None: that of the first row
+    on_bad: OnBad = "error"
+
+    def options(self) -> dict[str, JSON]:
+        return {"field": self.field, "on_bad": self.on_bad}
+
+    def settled(self, files: Sequence[InputFile], limits: BatchLimits, /) -> Self:
+        """With the field of the first readable row of the first file that has rows."""
+        field = self.field
+        for file in files:
+            if field is not None:
+                break
+            lines = self._lines(file)
+            if lines is not None:
+                field = lines.settled([file], limits).field
+                break
+            with closing(_numbered_items(file, None, limits)) as items:
+                rows = (_readable(item.data) for item in items)
+                row = next((found for found in rows if found is not None), None)
+            if row is not None:
+                known = ((key, isinstance(value, str)) for key, value in row.items())
+                field = choose_field(known, wanted=None, where=str(file.place))
+        return replace(self, field=field or "text")
+
+    def bytes_before(self, file: InputFile, position: JSON, /) -> int:
+        lines = self._lines(file)
+        if lines is not None:
+            return lines.bytes_before(file, position)
+        done = counts_of(position, ("records", "bytes"), file.name)[1]
+        codec = codec_of(file)
+        return done if codec is None else stored_before(file, codec, done)
+
+    def split(self, file: InputFile, num_bytes: int | None, /) -> Sequence[Any]:
+        """One piece; of JSON lines ranges."""
+        if num_bytes is None or num_bytes >= file.num_bytes or codec_of(file) is not None:
+            return (self,)
+        lines = self._lines(file)
+        return (self,) if lines is None else lines.split(file, num_bytes)
+
+    def drop_of(self, file: InputFile, row: int, reason: str) -> Drop:
+        return Drop(id=f"{file.name}:record {row}", reason=reason)
+
+    def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
+        """As JSON lines are read: one field is decoded, many rows at a time."""
+        assert self.field is not None
+        lines = self._lines(file)
+        if lines is not None:
+            yield from lines.read(file, position, limits)
+            return
+        decoder = TextDecoder(self.field)
+        for items in grouped(_sized_items(file, position, limits), limits):
+            texts = decoder.decode_list([item.data for item in items])
+            num_repaired, drops = 0, []
+            if texts is None:
+                texts = []
+                for item in items:
+                    try:
+                        text, is_repaired = decoder.decode_line(item.data)
+                    except BadRowError as bad:
+                        drop = self.drop_of(file, item.number, bad.reason)
+                        if self.on_bad == "error":
+                            raise bad_row(name_row(self, file, drop), bad) from bad
+                        drops.append(drop)
+                        continue
+                    texts.append(text)
+                    num_repaired += is_repaired
+                    if text is None:
+                        drops.append(self.drop_of(file, item.number, "no_text"))
+            elif None in texts:
+                pairs = zip(items, texts, strict=True)
+                numbers = (item.number for item, text in pairs if text is None)
+                drops = [self.drop_of(file, number, "no_text") for number in numbers]
+            yield string_batch(
+                [text for text in texts if text is not None],
+                items[-1].position,
+                num_repaired=num_repaired,
+                drops=drops,
+                num_read=len(items),
+            )
+
+    def tables(
+        self,
+        file: InputFile,
+        position: JSON,
+        limits: BatchLimits,
+        columns: Sequence[str] | None,
+        /,
+    ) -> Iterator[RowTable]:
+        lines = self._lines(file)
+        if lines is not None:
+            yield from _tables_of_lines(lines, file, position, limits, columns)
+            return
+        for items in grouped(_sized_items(file, position, limits), limits):
+            rows: list[Object | None] = []
+            bad: list[tuple[int, BadRowError]] = []
+            for number, item in enumerate(items):
+                try:
+                    rows.append(decode_row(item.data)[0])
+                except BadRowError as problem:
+                    rows.append(None)
+                    bad.append((number, problem))
+            found = rows_to_arrow(rows, columns, bad)
+            yield RowTable(found, items[-1].position, items[0].number, tuple(sorted(bad)))
+
+    def locate(
+        self, file: InputFile, before: JSON, after: JSON, rows_before: int | None, /
+    ) -> RowLocation:
+        lines = self._lines(file)
+        if lines is not None:
+            return lines.locate(file, before, after, rows_before)
+        row = counts_of(after, ("records", "bytes"), file.name)[0] - 1
+        items = _numbered_items(file, before, DEFAULT_LIMITS)
+        with closing(items):
+            found = next(_readable(item.data) for item in items if item.number == row)
+        own = None if found is None else own_id(found.get("id"))
+        id = self.drop_of(file, row, "").id
+        return RowLocation(id=id, file=file.name, row=row, own_id=own)
+
+    def _lines(self, file: InputFile) -> JsonlFormat | None:
+        """How a file is read that is JSON lines: it begins with an object that is a row."""
+        seen = look(file)
+        if not seen.is_object:
+            return None
+        row = _readable(seen.line) if seen.line else None
+        is_row = row is not None and isinstance(row.get(self.field or "text"), str)
+        if not (is_row or (row is not None and seen.has_more)):
+            item = None
+            if seen.found is not None:
+                item = _readable(first_item(file, seen.found, DEFAULT_LIMITS))
+            if item is not None or (row is None and seen.line):
+                return None
+        return JsonlFormat(field=self.field, on_bad=self.on_bad)
+
+
+def _readable(data: bytes) -> Object | None:
+    try:
+        return decode_row(data)[0]
+    except BadRowError:
+        return None
+
+
+def _numbered_items(
+    file: InputFile, position: JSON, limits: BatchLimits
+) -> Generator[_Item, None, None]:
+    found = find_list(file)
+    if found is None:
+        return
+    number, start = 0, found.start
+    if position is not None:
+        number, start = counts_of(position, ("records", "bytes"), file.name)
+    items = _items(file, found.key, start, limits, is_resumed=position is not None)
+    for item, end in items:
+        yield _Item(item, number, end)
+        number += 1
+
+
+def _sized_items(
+    file: InputFile, position: JSON, limits: BatchLimits
+) -> Iterator[tuple[_Item, int, int]]:
+    return ((item, len(item.data), 1) for item in _numbered_items(file, position, limits))
+
+
+def _tables_of_lines(
+    lines: JsonlFormat,
+    file: InputFile,
+    position: JSON,
+    limits: BatchLimits,
+    columns: Sequence[str] | None,
+) -> Iterator[RowTable]:
+    def size(row: InputRow) -> int:
+        values = row.value.values() if isinstance(row.value, dict) else ()
+        return sum(utf8_bytes(value) for value in values if isinstance(value, str))
+
+    before = 0 if position is None else counts_of(position, ("bytes", "lines"), file.name)[1]
+    sized = ((row, size(row), 1) for row in lines.rows(file, position, limits))
+    for held in grouped(sized, limits):
+        bad = [(n, row.value) for n, row in enumerate(held) if isinstance(row.value, BadRowError)]
+        values = [row.value if isinstance(row.value, dict) else None for row in held]
+        after = held[-1].position
+        assert not callable(after), "a position in a file is no function"
+        yield RowTable(rows_to_arrow(values, columns, bad), after, before, tuple(bad))
+        before += len(held)
+
+
+def rows_to_arrow(
+    rows: Sequence[Object | None],
+    columns: Sequence[str] | None,
+    bad: list[tuple[int, BadRowError]],
+) -> pa.RecordBatch:
+    """Objects as columns: those asked for that any of them has, in the order in which they come.
+
+    None is a bad row. A row whose value is of another type than the first one in its column becomes
+    one too, `mixed_types`.
+    """
+    names = list(dict.fromkeys(name for row in rows if row is not None for name in row))
+    wanted = [name for name in names if columns is None or name in columns]
+    arrays = []
+    for name in wanted:
+        values = [None if row is None else row.get(name) for row in rows]
+        try:
+            arrays.append(pa.array(values))
+        except (pa.ArrowException, OverflowError):
+            kind = pa.array([next(value for value in values if value is not None)]).type
+            for number, value in enumerate(values):
+                try:
+                    pa.array([value], kind)
+                except (pa.ArrowException, OverflowError):
+                    values[number] = None
+                    problem = f"the field {name!r:.60} holds {kind_of(value)}, others {kind}"
+                    bad.append((number, BadRowError("mixed_types", problem)))
+            arrays.append(pa.array(values, kind))
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+    return pa.RecordBatch.from_arrays(arrays, wanted)
+
+
+class JsonSource(FileSource):
+    """`.json` files. `field=None`: "text", else the first string field of the first row."""
+
+    def __init__(
+        self,
+        where: Where,
+        *,
+        field: str | None = None,
+        on_bad: OnBad = "error",
+        ext: Endings = None,
+        name: str | None = None,
+        limits: BatchLimits = DEFAULT_LIMITS,
+    ) -> None:
+        check_on_bad(on_bad)
+        format = JsonFormat(field=field, on_bad=on_bad)
+        super().__init__(where, format, ext=ext, name=name, limits=limits)
+
+
 class JsonArrayFormat(RowFormat):
     """Rows of the list in a `.json` file, which is one piece."""
 
     def rows(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[InputRow]:
-        found = find_list(file)
-        if found is None:
-            return
-        number, start = 0, found.start
-        if position is not None:
-            number, start = counts_of(position, ("records", "bytes"), file.name)
-        for item, end in _items(file, found.key, start, limits, is_resumed=position is not None):
-            after: JSON = {"records": number + 1, "bytes": end}
-            yield read_row(item, f"{file.name}:record {number}", after)
-            number += 1
+        for item in _numbered_items(file, position, limits):
+            yield read_row(item.data, f"{file.name}:record {item.number}", item.position)
 
 
 def find_list(file: InputFile) -> FoundList | None:

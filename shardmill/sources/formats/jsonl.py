@@ -12,7 +12,7 @@ three ways, so that blocks never change the outcome.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -25,6 +25,7 @@ from shardmill.errors import OptionError, SourceError
 from shardmill.records import JSON, Drop, TextBatch
 from shardmill.sources.batches import (
     DEFAULT_LIMITS,
+    REPLACEMENT,
     BatchLimits,
     choose_field,
     make_batch,
@@ -33,8 +34,8 @@ from shardmill.sources.batches import (
     string_batch,
 )
 from shardmill.sources.formats.lines import LineBlock, LineFormat
-from shardmill.sources.source import BadRowError, FileSource, InputRow, RowFormat
-from shardmill.storage.files import InputFile, Where, check_unchanged, list_files
+from shardmill.sources.source import BadRowError, FileSource, InputRow, RowTable, TableFormat
+from shardmill.storage.files import Endings, InputFile, Where, check_unchanged, list_files
 
 Object: TypeAlias = dict[str, Any]
 OnBad: TypeAlias = Literal["error", "skip"]
@@ -143,7 +144,7 @@ def repaired(value: Any) -> Any:
     return value
 
 
-class _TextDecoder:
+class TextDecoder:
     """Reads one string field of each row."""
 
     def __init__(self, name: str) -> None:
@@ -154,10 +155,12 @@ class _TextDecoder:
             raise SourceError(f"field {name!r} is not valid Unicode; name another") from error
         self._parse = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         self._decoder: msgspec.json.Decoder[Any] | None = None
+        self._list_decoder: msgspec.json.Decoder[Any] | None = None
         member = ("text", str | None, msgspec.field(default=None, name=name))
         try:
             row: Any = msgspec.defstruct("Row", [member], gc=False)
             self._decoder = msgspec.json.Decoder(row)
+            self._list_decoder = msgspec.json.Decoder(list[row])
         except ValueError:
             pass  # a name that msgspec does not take: with quotes, backslashes, controls
 
@@ -171,6 +174,17 @@ class _TextDecoder:
         except _REFUSALS:
             return None
         return None if None in strings else strings
+
+    def decode_list(self, rows: Sequence[bytes]) -> list[str | None] | None:
+        """The texts of rows that each are one JSON value, null where there is none; None when a row
+        is not for msgspec."""
+        if self._list_decoder is None:
+            return None
+        try:
+            found = [row.text for row in self._list_decoder.decode(b"[%s]" % b",".join(rows))]
+        except _REFUSALS:
+            return None
+        return found if len(found) == len(rows) else None
 
     def decode_block(self, data: bytes) -> pa.LargeStringArray | None:
         """All rows by Arrow, without Python strings; None when a row is out of the ordinary.
@@ -213,6 +227,165 @@ class _TextDecoder:
         return replace_surrogates(text), marked != replace_surrogates(marked)
 
 
+_JSON_COLUMN = {b"shardmill": b"json"}
+
+
+def holds_json(column: pa.Field) -> bool:
+    """Whether the values of a column are JSON: lists, objects, or of several kinds."""
+    return (column.metadata or {}).get(b"shardmill") == b"json"
+
+
+def json_values(column: pa.Array) -> list[Any]:
+    """The values of such a column; None where a row has none. A byte that is no UTF-8 becomes half
+    a surrogate pair, as Python has it."""
+    found = column.to_pylist()
+    try:
+        return list(_ANYTHING.decode(b"[" + b",".join(one or b"null" for one in found) + b"]"))
+    except _REFUSALS:  # such a byte, NaN or Infinity
+        texts = [None if one is None else one.decode("utf-8", "surrogateescape") for one in found]
+        return [None if text is None else json.loads(text) for text in texts]
+
+
+class _TableDecoder:
+    """Reads some fields of each row as columns; None: all.
+
+    Where all values of a block have one kind the column has its type, else `holds_json`. A text in
+    which something was replaced has a byte that is no UTF-8 in its place, for cleaning to find.
+    """
+
+    def __init__(self, columns: Sequence[str] | None) -> None:
+        self._names = columns
+        self._decoder: msgspec.json.Decoder[Any] | None = None
+        self._texts: msgspec.json.Decoder[Any] | None = None  # quicker, for columns of strings
+        if columns is None:
+            self._decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        else:
+            self._decoder = self._struct(dict.fromkeys(columns, msgspec.Raw))
+
+    def _struct(self, kinds: Mapping[str, Any]) -> msgspec.json.Decoder[Any] | None:
+        members = [
+            (f"c{at}", kind, msgspec.field(default=None, name=name))
+            for at, (name, kind) in enumerate(kinds.items())
+        ]
+        try:
+            row: Any = msgspec.defstruct("Row", members, array_like=False, gc=False)
+            return msgspec.json.Decoder(row)
+        except (ValueError, UnicodeEncodeError):  # a name that msgspec does not take
+            return None
+
+    def decode_block(self, data: bytes) -> pa.RecordBatch | None:
+        """All rows; None when a row is not for msgspec."""
+        for decoder in (self._texts, self._decoder):
+            if decoder is None:
+                continue
+            try:
+                rows = decoder.decode_lines(data)
+                columns = self._columns_of(rows)
+                found = _record_batch({n: _decoded(raw) for n, raw in columns.items()}, len(rows))
+            except _REFUSALS:
+                continue
+            strings = [one.name for one in found.schema if one.type == pa.large_string()]
+            if self._texts is None and self._names is not None and strings:
+                text: Any = str | None
+                kinds = {name: text if name in strings else msgspec.Raw for name in self._names}
+                self._texts = self._struct(kinds)
+            return found
+        return None
+
+    def decode_lines(
+        self, lines: Sequence[bytes]
+    ) -> tuple[pa.RecordBatch, tuple[tuple[int, BadRowError], ...]]:
+        """Each row alone, and those that cannot be read."""
+        rows: list[dict[str, Any]] = []
+        bad: list[tuple[int, BadRowError]] = []
+        for number, line in enumerate(lines):
+            try:
+                rows.append(self._row(line) if line else {})
+                if not line:
+                    bad.append((number, BadRowError("", "a blank line")))
+            except BadRowError as problem:
+                rows.append({})
+                bad.append((number, problem))
+        names = self._names
+        if names is None:
+            names = list(dict.fromkeys(name for row in rows for name in row))
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        return _record_batch(columns, len(rows)), tuple(bad)
+
+    def _row(self, line: bytes) -> Object:
+        """The fields of a row, decoded. A line that either decoder accepts is accepted."""
+        if self._decoder is not None:
+            try:
+                found = self._columns_of([self._decoder.decode(line)])
+                return {name: _decoded(raw)[0] for name, raw in found.items()}
+            except _REFUSALS:
+                pass
+        row, is_repaired = decode_row(line)
+        if is_repaired:
+            marked = read_object(line, errors="surrogateescape")
+            for name, value in row.items():
+                was = marked.get(name)
+                if isinstance(value, str) and isinstance(was, str) and was != repaired(was):
+                    row[name] = value.encode().replace(REPLACEMENT.encode(), b"\xff", 1)
+        return row
+
+    def _columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        if self._names is None:
+            names = dict.fromkeys(name for row in rows for name in row)
+            return {name: [row.get(name) for row in rows] for name in names}
+        return {
+            name: [getattr(row, f"c{at}") for row in rows] for at, name in enumerate(self._names)
+        }
+
+
+def _decoded(values: list[Any]) -> list[Any]:
+    """The values of a column, of which some may be raw JSON."""
+    if not any(isinstance(value, msgspec.Raw) for value in values):
+        return values
+    found = b",".join(b"null" if value is None else value for value in values)
+    decoded: list[Any] = _ANYTHING.decode(b"[" + found + b"]")
+    is_nested = found.count(b"{") + found.count(b"[") > MAX_DEPTH
+    if is_nested and any(map(_is_too_deep, decoded)):
+        raise msgspec.DecodeError(_TOO_DEEP)
+    return decoded
+
+
+def _record_batch(columns: Mapping[str, list[Any]], num_rows: int) -> pa.RecordBatch:
+    made = [_column(name, values) for name, values in columns.items()]
+    arrays, fields = [array for array, _ in made], [field for _, field in made]
+    if not made:  # a batch without columns would have no rows
+        arrays, fields = [pa.nulls(num_rows)], [pa.field("", pa.null())]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _column(name: str, values: list[Any]) -> tuple[pa.Array, pa.Field]:
+    kinds = set(map(type, values)) - {type(None)}
+    try:
+        if kinds <= {str, bytes}:
+            texts = [one.encode() if isinstance(one, str) else one for one in values]
+            kind = pa.large_string() if kinds else pa.null()
+            array = pa.array(texts, pa.large_binary() if kinds else pa.null())
+            return pa.Array.from_buffers(kind, len(array), array.buffers()), pa.field(name, kind)
+        if len(kinds) == 1 and kinds <= _ARROW_TYPES.keys():
+            array = pa.array(values, _ARROW_TYPES[kinds.pop()])
+            return array, pa.field(name, array.type)
+    except OverflowError:  # an integer that no int64 holds
+        pass
+    found = [None if value is None else _as_json(value) for value in values]
+    return pa.array(found, pa.large_binary()), pa.field(
+        name, pa.large_binary(), metadata=_JSON_COLUMN
+    )
+
+
+_ARROW_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+
+
+def _as_json(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogateescape")
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
 def _is_regular(block: LineBlock) -> bool:
     """Does each line begin with "{" and end with "}" (before LF, CR LF or the end of the file)?"""
     data = np.frombuffer(block.data, np.uint8)
@@ -246,7 +419,7 @@ def _bad_line(file: InputFile, number: int, line: bytes, bad: BadRowError) -> So
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonlFormat(LineFormat, RowFormat):
+class JsonlFormat(LineFormat, TableFormat):
     """JSON lines. `field` is the one that holds the text."""
 
     kind = "jsonl"
@@ -261,7 +434,7 @@ class JsonlFormat(LineFormat, RowFormat):
 
     def read(self, file: InputFile, position: JSON, limits: BatchLimits) -> Iterator[TextBatch]:
         assert self.field is not None
-        decoder = _TextDecoder(self.field)
+        decoder = TextDecoder(self.field)
         for block in self.blocks(file, position, limits):
             batch = self._batch(decoder, block, file)
             if self.range is not None:
@@ -292,7 +465,27 @@ class JsonlFormat(LineFormat, RowFormat):
             if num_rows:
                 yield InputRow(None, file.name, self.position_after(block), num_rows=num_rows)
 
-    def _batch(self, decoder: _TextDecoder, block: LineBlock, file: InputFile) -> TextBatch:
+    def tables(
+        self, file: InputFile, position: JSON, limits: BatchLimits, columns: Sequence[str] | None
+    ) -> Iterator[RowTable]:
+        """A table for each block; a blank line is a bad row without a reason."""
+        decoder = _TableDecoder(columns)
+        for block in self.blocks(file, position, limits):
+            found = decoder.decode_block(block.data) if _is_regular(block) else None
+            bad: tuple[tuple[int, BadRowError], ...] = ()
+            if found is None or found.num_rows != len(block.stops):
+                found, bad = decoder.decode_lines([line.strip(WHITE) for line in block.lines()])
+            yield RowTable(found, self.position_after(block), block.first_line, bad)
+
+    @property
+    def counts_rows(self) -> bool:
+        return self.range is not None
+
+    def drop_of(self, file: InputFile, row: int, reason: str) -> Drop:
+        drop = Drop(id=file.name, reason=reason, row=row)
+        return drop.numbered(0) if self.range is None else drop
+
+    def _batch(self, decoder: TextDecoder, block: LineBlock, file: InputFile) -> TextBatch:
         """The documents of a block; its drops have the line of the file or range."""
         after = self.position_after(block)
         if _is_regular(block):
@@ -306,9 +499,7 @@ class JsonlFormat(LineFormat, RowFormat):
                 return make_batch(texts, after, drops=drops)
         return self._batch_by_lines(decoder, block, file)
 
-    def _batch_by_lines(
-        self, decoder: _TextDecoder, block: LineBlock, file: InputFile
-    ) -> TextBatch:
+    def _batch_by_lines(self, decoder: TextDecoder, block: LineBlock, file: InputFile) -> TextBatch:
         found: list[str] = []
         drops: list[Drop] = []
         num_repaired = 0
@@ -366,12 +557,13 @@ class JsonlSource(FileSource):
         *,
         field: str | None = None,
         on_bad: OnBad = "error",
+        ext: Endings = None,
         name: str | None = None,
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
         check_on_bad(on_bad)
         format = JsonlFormat(field=field, on_bad=on_bad)
-        super().__init__(where, format, name=name, limits=limits)
+        super().__init__(where, format, ext=ext, name=name, limits=limits)
 
 
 def check_on_bad(on_bad: str) -> None:

@@ -10,6 +10,8 @@ lose none. A compressed file can only be read from its start, so it has no range
 from __future__ import annotations
 
 import gzip
+import io
+import sys
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -30,7 +32,7 @@ _NEWLINE = 10
 _LONG_LINE = 500  # bytes; from here on jumping is quicker than looking at every byte
 _LOOK = 2**16  # bytes that show whether lines are long
 _COUNT_BYTES = 2**20
-_CODECS = {"gz": "gzip", "zst": "zstd"}
+_CODECS = {"gz": "gzip", "tgz": "gzip", "zst": "zstd"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ def _bounded(
 
 def count_lines(file: InputFile, stop: int) -> int:
     """Lines that end before byte `stop` of the (decompressed) file. Reads them all."""
-    return sum(chunk.count(b"\n") for chunk in _between(file, 0, stop, _COUNT_BYTES))
+    return sum(chunk.count(b"\n") for chunk in between(file, 0, stop, _COUNT_BYTES))
 
 
 def _cut_block(
@@ -169,7 +171,7 @@ def _up_to_line_end(chunks: Iterator[bytes], start: int, stop: int) -> Iterator[
         start += len(chunk)
 
 
-def _codec(file: InputFile) -> str | None:
+def codec_of(file: InputFile) -> str | None:
     """How a file is compressed, by the ending of its name; None: not at all."""
     return _CODECS.get(file.name.lower().rpartition(".")[2])
 
@@ -179,7 +181,7 @@ def read_chunks(
 ) -> Generator[bytes, None, None]:
     """The decompressed bytes from `start` on, in pieces of about `size`. They continue after
     `stop`, but a file on object storage is fetched ahead only up to it."""
-    codec = _codec(file)
+    codec = codec_of(file)
     if codec is None and start > file.num_bytes:
         raise _past_the_end(file, start, file.num_bytes)
     with ExitStack() as stack:
@@ -201,6 +203,51 @@ def read_chunks(
                 return
             yield bytes(chunk)  # of a local file it is bytes already
             start += len(chunk)
+
+
+class ChunkStream(io.RawIOBase):
+    """`read_chunks` as a file that is read once, from the start to the end."""
+
+    def __init__(self, file: InputFile, start: int = 0, size: int = _COUNT_BYTES) -> None:
+        super().__init__()
+        self._chunks = read_chunks(file, start, size)
+        self._rest = memoryview(b"")
+        self.position = start  # of the decompressed file
+        self.tail = b""  # the last bytes that were read, at most 8
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def read(self, size: int = -1) -> bytes:
+        """`size` bytes, fewer at the end of the file; -1: all."""
+        found: list[memoryview] = []
+        missing = sys.maxsize if size < 0 else size
+        while missing:
+            if not self._rest:
+                self._rest = memoryview(next(self._chunks, b""))
+                if not self._rest:
+                    break
+            found.append(self._rest[:missing])
+            self._rest = self._rest[missing:]
+            missing -= len(found[-1])
+        data = b"".join(found)
+        self.position += len(data)
+        self.tail = (self.tail + data[-8:])[-8:]
+        return data
+
+    def skip(self, size: int) -> int:
+        """Pass so many bytes; how many there were."""
+        left = size
+        while left and (step := len(self.read(min(left, _COUNT_BYTES)))):
+            left -= step
+        return size - left
+
+    def close(self) -> None:
+        self._chunks.close()
+        super().close()
 
 
 @contextmanager
@@ -232,7 +279,7 @@ def _unpacked(file: InputFile, raw: Any, codec: str) -> Iterator[Any]:
         ) from error
 
 
-def _between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Iterator[bytes]:
+def between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Iterator[bytes]:
     """The decompressed bytes `start..stop`, in pieces of about `size`."""
     if start >= stop:
         return
@@ -244,7 +291,7 @@ def _between(file: InputFile, start: int, stop: int, size: int = _LOOK) -> Itera
                 return
 
 
-def _stored_before(file: InputFile, codec: str, num_bytes: int) -> int:
+def stored_before(file: InputFile, codec: str, num_bytes: int) -> int:
     """About how many bytes of a compressed file hold its first `num_bytes`; decompresses them."""
     with open_file(file) as raw:
         few = SimpleNamespace(
@@ -276,7 +323,7 @@ class ByteRange(NamedTuple):
         # The newline before a line may be the byte before the range; one on the last byte of the
         # range begins a line after it.
         offset = self.start - 1
-        for chunk in _between(file, offset, self.stop - 1):
+        for chunk in between(file, offset, self.stop - 1):
             found = chunk.find(b"\n")
             if found >= 0:
                 return offset + found + 1
@@ -314,13 +361,13 @@ class LineFormat(Format):
         done, _ = self._counts(file, position)
         if self.range is not None:
             return done - self.range.start
-        codec = _codec(file)
-        return done if codec is None else _stored_before(file, codec, done)
+        codec = codec_of(file)
+        return done if codec is None else stored_before(file, codec, done)
 
     def split(self, file: InputFile, num_bytes: int | None, /) -> Sequence[Self]:
         """Ranges of about one size, of a plain file that is larger than `num_bytes`."""
         num_ranges = 1 if num_bytes is None else -(-file.num_bytes // num_bytes)
-        if self.range is not None or num_ranges < 2 or _codec(file):
+        if self.range is not None or num_ranges < 2 or codec_of(file):
             return (self,)
         return _Ranges(self, file.num_bytes, num_ranges, range(num_ranges))
 
@@ -334,18 +381,27 @@ class LineFormat(Format):
         stop = None if self.range is None else self.range.stop
         if stop is not None and start >= stop:
             return
+        for data in self._whole_lines(file, start, limits, stop):
+            for block in _cut_block(data, start, line, limits):
+                start = block.end
+                line += len(block.stops)
+                yield block
+
+    def _whole_lines(
+        self, file: InputFile, start: int, limits: BatchLimits, stop: int | None
+    ) -> Iterator[bytes]:
+        """Whole lines from byte `start` on, up to the line that byte `stop - 1` is in. Where these
+        pieces end depends on the file and not on where reading began."""
         most = limits.most_input()
         # A little under the limit, so that a block with its last line usually is one batch.
         cell = limits.num_bytes - limits.num_bytes // 16
         with closing(read_chunks(file, start, max(cell // 8, 1), stop)) as chunks:
-            wanted = chunks if stop is None else _up_to_line_end(chunks, start, stop)
+            wanted: Iterator[bytes] = chunks
+            if stop is not None:
+                wanted = _up_to_line_end(chunks, start, stop)
             if most is not None:
                 wanted = _bounded(wanted, start, most, file, is_json=self._is_json)
-            for data in _whole_lines(wanted, start, cell):
-                for block in _cut_block(data, start, line, limits):
-                    start = block.end
-                    line += len(block.stops)
-                    yield block
+            yield from _whole_lines(wanted, start, cell)
 
     def position_after(self, block: LineBlock) -> Cursor:
         return self.position_at(block.end, block.first_line + len(block.stops))
@@ -364,7 +420,7 @@ class LineFormat(Format):
         if self.range is not None:
             line += self.rows_before(file) if rows_before is None else rows_before
         # The last line of these bytes; blank ones may be before it.
-        last = b"".join(_between(file, start, stop)).strip().rpartition(b"\n")[2]
+        last = b"".join(between(file, start, stop)).strip().rpartition(b"\n")[2]
         own_id = self._own_id(last)
         return RowLocation(id=f"{file.name}:{line}", file=file.name, row=line, own_id=own_id)
 

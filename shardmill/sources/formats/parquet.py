@@ -18,11 +18,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardmill.errors import SourceError
-from shardmill.records import JSON, Cursor, Drop, TextBatch
+from shardmill.records import JSON, Cursor, Drop, OffsetArray, TextBatch
 from shardmill.sources.batches import (
     DEFAULT_LIMITS,
     BatchLimits,
@@ -37,8 +38,8 @@ from shardmill.sources.batches import (
     too_large,
 )
 from shardmill.sources.formats.jsonl import Object, own_id
-from shardmill.sources.source import FileSource, Format, InputRow, RowFormat, RowLocation
-from shardmill.storage.files import InputFile, Where, unreadable
+from shardmill.sources.source import FileSource, InputRow, RowLocation, RowTable, TableFormat
+from shardmill.storage.files import Endings, InputFile, Where, unreadable
 from shardmill.storage.hub import HubFile, fetch_range
 from shardmill.storage.object_store import ObjectPath, open_object
 from shardmill.storage.ranges import BLOCK_BYTES, Range, RangedFile, blocks_of
@@ -125,7 +126,7 @@ def open_parquet(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParquetFormat(Format, RowFormat):
+class ParquetFormat(TableFormat):
     """Parquet. A position is a row group and how many of its rows were read."""
 
     kind = "parquet"
@@ -196,7 +197,7 @@ class ParquetFormat(Format, RowFormat):
             _check_column(parquet.schema_arrow, column, str(file.place))
 
             def num_rows(group: int) -> int:
-                self._check_sizes(file, metadata, group, limits)
+                self._check_sizes(file, metadata, group, column, limits)
                 num_bytes = _column_bytes(metadata, group, column)
                 return _rows_at_a_time(num_bytes, metadata.row_group(group).num_rows, limits)
 
@@ -209,6 +210,51 @@ class ParquetFormat(Format, RowFormat):
                     drops = [Drop(id=id, reason="no_text") for id in ids]
                     after: Cursor = {"row_group": group, "rows": start + stop}
                     yield make_batch(some, after, drops=drops)
+
+    def tables(
+        self,
+        file: ParquetInput,
+        position: JSON,
+        limits: BatchLimits,
+        columns: Sequence[str] | None,
+    ) -> Iterator[RowTable]:
+        schema = self.schema_of(file)
+        names = [name for name in schema.names if columns is None or name in columns]
+
+        def ahead(metadata: pq.FileMetaData) -> Iterator[Range]:
+            for group in self._left(file, _row_edges(metadata), position)[0]:
+                chunks = [chunk for name in names for chunk in _chunks(metadata, group, name)]
+                spans = [_chunk_range(chunk) for chunk in chunks]
+                whole = min(spans)[0], max(stop for _, stop in spans)
+                # Columns are read in turn. Going back and forth between the blocks of two of them
+                # would fetch blocks several times, so only the longest is fetched ahead.
+                longest = max(spans, key=lambda span: span[1] - span[0])
+                yield whole if whole[1] - whole[0] <= BLOCK_BYTES else longest
+
+        with open_parquet(file, ahead) as parquet:
+            metadata = parquet.metadata
+            edges = _row_edges(metadata)
+
+            def num_rows(group: int) -> int:
+                for name in names:
+                    self._check_sizes(file, metadata, group, name, limits)
+                num_bytes = sum(_column_bytes(metadata, group, name) for name in names)
+                return _rows_at_a_time(num_bytes, metadata.row_group(group).num_rows, limits)
+
+            for group, start, batch in self._left_rows(parquet, file, position, num_rows, names):
+                rows = batch.select(names)
+                for first, stop in cut(_row_bytes(rows), limits):
+                    after: JSON = {"row_group": group, "rows": start + stop}
+                    some = rows.slice(first, stop - first)
+                    yield RowTable(some, after, edges[group] + start + first, ())
+
+    def schema_of(self, file: ParquetInput) -> pa.Schema:
+        with open_parquet(file) as parquet:
+            found: pa.Schema = parquet.schema_arrow
+            return found
+
+    def drop_of(self, file: ParquetInput, row: int, reason: str) -> Drop:
+        return Drop(id=_row_id(file, row), reason=reason)
 
     def rows(self, file: ParquetInput, position: JSON, _limits: BatchLimits) -> Iterator[InputRow]:
         """Whole rows.
@@ -305,7 +351,12 @@ class ParquetFormat(Format, RowFormat):
         return range(group, stop), skip
 
     def _check_sizes(
-        self, file: ParquetInput, metadata: pq.FileMetaData, group: int, limits: BatchLimits
+        self,
+        file: ParquetInput,
+        metadata: pq.FileMetaData,
+        group: int,
+        column: str,
+        limits: BatchLimits,
     ) -> None:
         """Refuse a row group with a document or a page that is certainly too large. Pages are only
         looked at in a file on this machine."""
@@ -313,14 +364,14 @@ class ParquetFormat(Format, RowFormat):
         if most is None or most_page is None:
             return
         where, num_rows = f"{file.place}, row group {group}", metadata.row_group(group).num_rows
-        size = _column_bytes(metadata, group, self.field)
+        size = _column_bytes(metadata, group, column)
         if num_rows and size > most * num_rows:  # an empty row group has a few bytes
             found = f"{size:,} bytes in {num_rows:,} document{'s' if num_rows > 1 else ''}"
             raise too_large(where, found, most)
         if size <= most_page or not isinstance(file.place, Path):
             return
         with file.place.open("rb") as stream:
-            for chunk in _chunks(metadata, group, self.field):
+            for chunk in _chunks(metadata, group, column):
                 page = max(_page_sizes(stream, *_chunk_range(chunk)), default=0)
                 if page > most_page:
                     raise too_large(
@@ -336,10 +387,11 @@ class ParquetSource(FileSource):
         where: Where,
         *,
         field: str | None = None,
+        ext: Endings = None,
         name: str | None = None,
         limits: BatchLimits = DEFAULT_LIMITS,
     ) -> None:
-        super().__init__(where, ParquetFormat(field=field), name=name, limits=limits)
+        super().__init__(where, ParquetFormat(field=field), ext=ext, name=name, limits=limits)
 
 
 RowGroups = tuple[tuple[int, int], ...]
@@ -379,6 +431,15 @@ def _rows_at_a_time(num_bytes: int, num_rows: int, limits: BatchLimits) -> int:
     return min(max(wanted, 1), max(limits.num_documents, _READ_ROWS))
 
 
+def _row_bytes(rows: pa.RecordBatch) -> OffsetArray:
+    """About how many bytes the texts of each row have, and a byte for each other value."""
+    sizes = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        is_text = _is_one_of(column.type, (*_TEXT_TYPES, *_BINARY_TYPES))
+        sizes += byte_lengths(to_binary(column)) if is_text else 1
+    return sizes
+
+
 def _row_edges(metadata: pq.FileMetaData) -> list[int]:
     """Rows before each row group, and in all."""
     groups = map(metadata.row_group, range(metadata.num_row_groups))
@@ -395,7 +456,10 @@ def _chunks(
 ) -> list[pq.ColumnChunkMetaData]:
     row_group = metadata.row_group(group)
     chunks = map(row_group.column, range(row_group.num_columns))
-    return [chunk for chunk in chunks if column is None or chunk.path_in_schema == column]
+    if column is None:
+        return list(chunks)
+    inside = f"{column}."  # of a struct or a list
+    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(inside)]
 
 
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
