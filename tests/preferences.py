@@ -82,6 +82,8 @@ def build_preferences(
         tokenizer=TOKENIZER,
         spec=BuildSpec(shard_bytes=64),
         val_fraction=val_fraction,
+        max_loss=1.0,
+        allow_empty=True,
     )
 
 

@@ -154,7 +154,7 @@ def test_a_label_is_true_or_false(tmp_path: Path, label: object) -> None:
 
 def test_a_later_row_of_preferences_among_chats_is_an_error(tmp_path: Path) -> None:
     rows: list[Row] = [{"messages": [ASKED, GOOD]}, pair("why", "good", "bad")]
-    with pytest.raises(SourceError, match="this row is 'preference'"):
+    with pytest.raises(SourceError, match=r"'chosen' .* which of several answers was preferred"):
         read(tmp_path, *rows)
 
 
