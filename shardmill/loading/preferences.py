@@ -234,37 +234,31 @@ class PreferenceSource(RowSource):
     def rows(self, items: npt.ArrayLike) -> PreferenceBatch:
         """These items as a batch; `item` holds their numbers."""
         numbers = item_numbers(items, len(self), self._unit)
-        more: dict[str, Any]
+        more: dict[str, Any] = {}
         if self._packed is None:
             # chosen first: items (n, 2) -> rows of all first columns, then of all second ones
             branches = self._items[numbers].T.reshape(-1)
-            ids, trained, prompts, answers = self._said(
-                branches, np.tile(self._cut[numbers], self._items.shape[1])
-            )
-            sizes, more = prompts + answers, {"prompt_lengths": prompts}
+            cut = np.tile(self._cut[numbers], self._items.shape[1])
+            ids, trained, prompts, answers = self._said(branches, cut)
+            sizes, more["prompt_lengths"] = prompts + answers, prompts
             if self.kind == "labels":
                 more["label"] = self._links[branches, 3] == 1
         else:
             pairs, edges = self._pairs_in(numbers)
-            ids, trained, prompts, answers = self._said(
-                self._items[pairs].reshape(-1), np.repeat(self._cut[pairs], 2)
-            )
-            ends = np.concatenate(([0], np.cumsum(prompts + answers)))[2 * edges]
-            sizes, more = np.diff(ends), _segments(prompts + answers, 2 * edges)
+            branches, cut = self._items[pairs].reshape(-1), np.repeat(self._cut[pairs], 2)
+            ids, trained, prompts, answers = self._said(branches, cut)
+            segments = prompts + answers
+            sizes = np.diff(np.concatenate(([0], np.cumsum(segments)))[2 * edges])
+            more = _segments(segments, 2 * edges)
         inside = np.arange(self.seq_len) < sizes[:, None]
-        input_ids = np.full(inside.shape, self.pad_id, np.int64)
-        input_ids[inside] = ids
-        mask = np.zeros(inside.shape, np.bool_)
-        mask[inside] = trained
-        for name in ("segment_ids", "position_ids") if self._packed is not None else ():
-            own = np.zeros(inside.shape, np.int64)
-            own[inside] = more[name]
-            more[name] = own
+        if self._packed is not None:
+            more = {name: _placed(inside, values) for name, values in more.items()}
+        input_ids, mask = _placed(inside, ids, self.pad_id), _placed(inside, trained)
         return PreferenceBatch(
             input_ids=input_ids,
             attention_mask=inside.astype(np.int64),
-            completion_mask=mask.astype(np.int64),
-            labels=np.where(mask, input_ids, IGNORE_INDEX),
+            completion_mask=mask,
+            labels=np.where(mask == 1, input_ids, IGNORE_INDEX),
             samples=range(len(numbers)),
             item=numbers,
             **more,
@@ -350,6 +344,13 @@ class PreferenceSource(RowSource):
             f"PreferenceSource({str(self.path)!r}, split={self.split!r}, name={self.name!r}, "
             f"seq_len={self.seq_len:,}, {self._unit}s={len(self):,}, reader={self.reader!r})"
         )
+
+
+def _placed(inside: BoolArray, values: npt.NDArray[Any], padding: int = 0) -> OffsetArray:
+    """Values of all rows end to end as rows with padding."""
+    found = np.full(inside.shape, padding, np.int64)
+    found[inside] = values
+    return found
 
 
 def _segments(sizes: OffsetArray, edges: OffsetArray) -> dict[str, Any]:

@@ -200,6 +200,7 @@ def run(rows: Path, folder: Path, workers: int, pause: float) -> subprocess.Pope
     return subprocess.Popen([sys.executable, "-c", KILLED, *arguments], start_new_session=True)
 
 
+@pytest.mark.slow
 def test_the_bytes_are_the_same_with_two_workers_and_after_a_kill(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", many_rows())
     assert run(rows, tmp_path / "one", 1, 0).wait() == 0

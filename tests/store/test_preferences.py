@@ -12,7 +12,9 @@ import pytest
 
 from shardmill.errors import DamagedStoreError, ManifestError, OptionError
 from shardmill.records import ChatExamples
+from shardmill.remote import open_remote, pull, push, verify_remote
 from shardmill.store import StoreWriter, open_store, verify
+from tests.helpers import folder_digest
 from tests.helpers import run_command as run
 from tests.preferences import TOKENIZER, PlainRecord, build_preferences, pair, records_of
 from tests.store.test_format import reader
@@ -160,3 +162,16 @@ def test_info_show_and_verify_say_what_is_there(store: Path) -> None:
     done = run("show", str(store), "--example", "1", "--seq-len", "8")
     assert done.exit_code == 2
     assert "a store of preferences" in done.stderr
+
+
+def test_preferences_are_pushed_and_pulled_and_not_read_from_afar(
+    store: Path, tmp_path: Path
+) -> None:
+    far = (tmp_path / "far").as_uri()
+    push(store, far)
+    assert verify_remote(far).problems == []
+    with pytest.raises(OptionError, match="a store of preferences, which is not read through"):
+        open_remote(far, cache=tmp_path / "cache", max_bytes=10**6)
+    pull(far, tmp_path / "near")
+    assert folder_digest(tmp_path / "near") == folder_digest(store)
+    assert records_of(tmp_path / "near") == records_of(store)
