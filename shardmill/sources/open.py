@@ -389,7 +389,7 @@ def _row_format(file: InputFile, rules: ReadRules) -> RowFormat:
     return JsonlFormat()
 
 
-def _holds_rows(file: InputFile, look: json_array.Look, rules: ReadRules) -> bool:
+def _holds_rows(file: InputFile, look: json_array.Beginning, rules: ReadRules) -> bool:
     """Whether the list in the object that a file begins with holds rows: not when the object is a
     row itself, so that the list holds its turns."""
     if look.found is None:

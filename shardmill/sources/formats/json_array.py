@@ -77,7 +77,7 @@ class FoundList(NamedTuple):
     key: str | None  # its name in the object around it; None: it is the whole file
 
 
-class Look(NamedTuple):
+class Beginning(NamedTuple):
     """The beginning of a file."""
 
     is_object: bool
@@ -388,14 +388,14 @@ def first_item(file: InputFile, found: FoundList, limits: BatchLimits) -> bytes:
         return next(items, (b"", 0))[0]
 
 
-def look(file: InputFile) -> Look:
+def look(file: InputFile) -> Beginning:
     """What tells whether a file that begins with an object is that object, or JSON lines."""
     start, head = _head(file)
     line, end, rest = head.partition(b"\n")
     if not end and len(head) == HEAD_BYTES:
         line, rest = b"", head
     found = _list_in_object(start, head)
-    return Look(head.startswith(b"{"), line.strip(WHITE), bool(rest.strip(WHITE)), found)
+    return Beginning(head.startswith(b"{"), line.strip(WHITE), bool(rest.strip(WHITE)), found)
 
 
 def _head(file: InputFile) -> tuple[int, bytes]:
