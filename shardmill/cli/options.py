@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from shardmill.errors import OptionError, ShardmillError, StateMismatchError
 
@@ -52,6 +52,13 @@ RoleMap = Annotated[
 Split = Annotated[str | None, "Default: 'train'.", complete_split]
 SplitOfStore = Annotated[str, "Of the store.", complete_split]
 Field = Annotated[str | None, "Field that holds the text."]
+Kind = Annotated[
+    Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "tar", "zip", "text"] | None,
+    "How files are read, whatever they are called; text: each is one document.",
+]
+Ext = Annotated[
+    str | None, "Only files of these endings, or members of archives, as .c,.h; *: any."
+]
 Fields = Annotated[
     str | None, "NAME,NAME: fields that are joined, instead of --field; empty ones are left out."
 ]

@@ -355,8 +355,11 @@ def texts_of(source: Source | ChatSource) -> Iterator[str]:
         if isinstance(batch, TextBatch):
             yield from batch.strings or batch.texts.to_pylist()
             continue
-        for conversation in batch.conversations:
-            for message in conversation.messages:
+        for chat in batch.conversations:
+            own = (
+                message for one in chat.branches for message in one.messages[len(chat.messages) :]
+            )
+            for message in (*chat.messages, *own):
                 said = (message.get("reasoning_content"), message.get("content"))
                 yield from (text for text in said if isinstance(text, str) and text)
     if left_out:

@@ -41,6 +41,10 @@ def test_documents_of_every_kind_are_read_as_build_reads_them(tmp_path: Path) ->
 def test_conversations_give_what_their_messages_say(tmp_path: Path) -> None:
     chats = written(tmp_path / "a.jsonl", {"messages": TURNS}, {"messages": TURNS[:1]})
     assert found(chats) == [*SAID, "hi"]
+    pair = {"prompt": "why", "chosen": "good", "rejected": "bad"}
+    (tmp_path / "pairs").mkdir()
+    assert found(written(tmp_path / "pairs/p.jsonl", pair)) == ["why", "good", "bad"]
+    (tmp_path / "pairs/p.jsonl").unlink()
     (tmp_path / "b.json").write_text(json.dumps([{"messages": TURNS}]))
     assert found(tmp_path / "b.json") == SAID
     assert found(tmp_path) == [*SAID, "hi", *SAID]

@@ -18,11 +18,13 @@ from shardmill.building.workplace import workplace_at
 from shardmill.chat import KNOWN_TEMPLATES
 from shardmill.cli.options import (
     AsJson,
+    Ext,
     Field,
     Fields,
     Filter,
     IgnoreColumns,
     Join,
+    Kind,
     Map,
     RoleMap,
     Special,
@@ -40,8 +42,6 @@ from shardmill.errors import OptionError, StoreError
 from shardmill.sources import SHAPES
 from shardmill.tokenizers import open_tokenizer
 
-Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "tar", "zip", "text"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
@@ -51,9 +51,7 @@ class BuildOptions:
     out: Annotated[str, "Where the store goes: a folder, or s3://bucket/path."]
     tokenizer: TokenizerName
     name: Annotated[str | None, "Name of the data, recorded."] = None
-    ext: Annotated[
-        str | None, "Only files of these endings, or members of archives, as .c,.h; *: any."
-    ] = None
+    ext: Ext = None
     on_bad: Annotated[
         Literal["error", "skip"] | None,
         "Rows that cannot be read: stop at the first, or skip and list them.",
@@ -111,9 +109,7 @@ class BuildCommand(BuildOptions):
         ".tar .zip, here or at a URL (s3://, gs://, hf://); or a dataset, hub:owner/name.",
     ]
     field: Field = None
-    kind: Annotated[
-        Kind | None, "How files are read, whatever they are called; text: each is one document."
-    ] = None
+    kind: Kind = None
     split_on: Annotated[
         str | None,
         "Parts text files: line, blank-line, or a regular expression that begins a document where "

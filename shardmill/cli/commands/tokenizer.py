@@ -15,7 +15,9 @@ from shardmill.arguments import check_local, is_url
 from shardmill.cli.app import CommandGroup, with_parameters
 from shardmill.cli.options import (
     AsJson,
+    Ext,
     Field,
+    Kind,
     RoleMap,
     parse_bytes,
     parse_role_map,
@@ -65,6 +67,8 @@ class TrainTokenizerCommand:
     special: Annotated[
         list[str] | None, "NAME=STRING, once per special token. Default: sys, usr, asst, eot."
     ] = None
+    kind: Kind = None
+    ext: Ext = None
     field: Field = None
     shape: Annotated[
         str | None, f"The inputs are conversations of this shape: {', '.join(SHAPES)}."
@@ -105,7 +109,10 @@ class TrainTokenizerCommand:
     def _text(self) -> dict[str, Any]:
         """What to train on, for `train_tokenizer`: local text files line by line, of any size, and
         everything else through its source."""
-        names = ("field", "shape", "on_bad", "messages_field", "role_field", "content_field")
+        names = (
+            *("kind", "ext", "field", "shape", "on_bad"),
+            *("messages_field", "role_field", "content_field"),
+        )
         options = {name: getattr(self, name) for name in names} | {
             "role_map": parse_role_map(self.role_map)
         }
