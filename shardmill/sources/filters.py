@@ -209,7 +209,10 @@ class _Value(NamedTuple):
     found: str = ""  # what a value of the kind "other" is
 
 
-_UNKNOWN = _Value("null", pa.scalar(None, pa.bool_()))
+@lru_cache
+def _unknown() -> _Value:
+    """Made when it is asked for: the first value of Arrow takes a gigabyte of addresses."""
+    return _Value("null", pa.scalar(None, pa.bool_()))
 
 
 def _literal(node: ast.Constant) -> _Value:
@@ -320,7 +323,7 @@ class _Evaluation:
                 text = self.value(inside)
                 _need(text, "string", name, inside)
                 if text.kind == "null":
-                    return _UNKNOWN
+                    return _unknown()
                 found = getattr(self._pc, _METHODS[name])(text.array, pattern=arg.value)
                 return _Value("boolean", found)
             case ast.Call(args=[inside]):
@@ -330,12 +333,12 @@ class _Evaluation:
     def _truth(self, node: ast.AST, what: str) -> Any:
         value = self.value(node)
         _need(value, "boolean", what, node)
-        return _UNKNOWN.array if value.kind == "null" else value.array
+        return _unknown().array if value.kind == "null" else value.array
 
     def _length(self, inside: ast.AST) -> _Value:
         value = self.value(inside)
         if value.kind == "null":
-            return _UNKNOWN
+            return _unknown()
         if value.kind == "list":
             return _Value("number", self._pc.list_value_length(value.array).cast(pa.int64()))
         _need(value, "string", "len", inside)
@@ -345,7 +348,7 @@ class _Evaluation:
         value = self.value(node.operand)
         _need(value, "number", "-", node.operand)
         if value.kind == "null":
-            return _UNKNOWN
+            return _unknown()
         return _Value("number", self._pc.negate(self._as_float(value.array)))
 
     def _arithmetic(self, node: ast.BinOp) -> _Value:
@@ -355,7 +358,7 @@ class _Evaluation:
         for side, inside in zip(sides, (node.left, node.right), strict=True):
             _need(side, "number", name, inside)
         if any(side.kind == "null" for side in sides):
-            return _UNKNOWN
+            return _unknown()
         left, right = (self._as_float(side.array) for side in sides)
         found = getattr(self._pc, name)(left, right)
         if name == "divide":
@@ -390,7 +393,7 @@ class _Evaluation:
             if one.kind in ("list", "other"):
                 raise MisfitError(f"{_shown(one)}, which cannot be compared", node, one)
         if "null" in (left.kind, right.kind):
-            return _UNKNOWN.array
+            return _unknown().array
         if left.kind != right.kind:
             raise MisfitError(f"a {left.kind} is compared with a {right.kind}", node, left, right)
         if left.kind == "boolean" and op not in (ast.Eq, ast.NotEq):
@@ -400,7 +403,7 @@ class _Evaluation:
     def _membership(self, left: _Value, inside: ast.AST, node: ast.AST, *, is_in: bool) -> _Value:
         wanted = _literals(inside)
         if left.kind == "null":
-            return _UNKNOWN
+            return _unknown()
         if left.kind != wanted.kind:
             what = f"which is looked for among {_PLURALS[wanted.kind]}"
             raise MisfitError(f"{_shown(left)}, {what}", node, left)

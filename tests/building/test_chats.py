@@ -101,7 +101,12 @@ class Chats:
 
 def build(source: Chats, folder: Path, *, seed: int = 0, **options: object):
     fields = {"template": TEMPLATE, "tokenizer": TOKENIZER, "val_fraction": 0.3, **options}
-    return build_chats(source, folder, spec=BuildSpec(shard_bytes=256, seed=seed), **fields)
+    return build_chats(
+        source,
+        folder,
+        spec=BuildSpec(shard_bytes=256, seed=seed),
+        **{"max_loss": 1.0, "allow_empty": True, **fields},
+    )
 
 
 def said(folder: Path, split: str) -> list[str]:

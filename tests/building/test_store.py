@@ -115,7 +115,11 @@ def test_a_store_holds_the_documents_each_with_its_end_and_a_balanced_ledger(tmp
 def test_every_document_and_token_is_in_one_bucket(tmp_path_factory, texts, val, train, end):
     folder = tmp_path_factory.mktemp("law4") / "s"
     done = build_store(
-        [feed(texts, val=val, train=train)], folder, tokenizer=TOKENIZER, spec=spec(append_eot=end)
+        [feed(texts, val=val, train=train)],
+        folder,
+        tokenizer=TOKENIZER,
+        spec=spec(append_eot=end),
+        allow_empty=True,
     )
     ledger = done.manifest.ledger
     clean = [text.removeprefix("\ufeff").replace("\r\n", "\n") for text in texts]

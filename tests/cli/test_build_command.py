@@ -242,7 +242,7 @@ def test_a_folder_of_code_is_built_and_its_tokens_are_found_again(call):
     assert (code, out[:16]) == (0, "s1: 4 documents,")
     assert "left out 1 files of other endings (1 .png)" in err
     assert call("build", "repo", "--out", "s2", "--ext", ".c,h", *BYTE)[1].startswith("s2: 2 docum")
-    _, out, _ = call("build", "repo", "--out", "s3", "--kind", "text", *BYTE)
+    _, out, _ = call("build", "repo", "--out", "s3", "--kind", "text", "--max-loss", "1", *BYTE)
     assert out.startswith("s3: 4 documents, ")
     assert "left out: 1 documents (1 not_text)" in out
     assert json.loads(Path("s3/dropped.jsonl").read_text())["id"] == "logo.png"

@@ -37,13 +37,13 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     [
         ("biuld", "no command 'biuld'; did you mean build? (`shardmill --help` lists all)"),
         ("ver", "no command 'ver'; did you mean verify?"),
-        ("qqq", "no command 'qqq'; wanted one of tokenizer, build, build chats, "),
+        ("qqq", "no command 'qqq'; wanted one of look, tokenizer, build, build chats, "),
         ("tokenizer trian x", "no command 'trian'; did you mean train? (`shardmill tokenizer"),
         ("build x --tokeniser y", "no option --tokeniser; did you mean --tokenizer? (`shardmill b"),
         ("build x --val_tokens 3", "no option --val_tokens; did you mean --val-tokens?"),
         (
             "build x --template y",
-            "no option --template; shardmill build chats and shardmill blame have it",
+            "no option --template; shardmill look and shardmill build chats and shardmill blame",
         ),
         ("info store --debug", "--debug goes before the command"),
         ("info", "FOLDER is missing: The store to describe."),

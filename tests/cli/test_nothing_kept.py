@@ -114,12 +114,12 @@ def test_a_stream_without_a_document_has_exit_code_1(call):  # noqa: F811
     ("row", "ways"),
     [
         (
-            {"prompt": "p", "completion": "c", "label": False},
+            {"messages": ALONE["messages"], "label": False},
             ("--shape kto", "--ignore-column label"),
         ),
         (
-            {"messages": ALONE["messages"], "chosen": "a", "rejected": "b"},
-            ("--shape preference", "--ignore-column chosen --ignore-column rejected"),
+            {"messages": ALONE["messages"], "chosen": "a"},
+            ("--shape preference", "--ignore-column chosen"),
         ),
     ],
 )

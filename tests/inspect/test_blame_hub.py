@@ -29,7 +29,9 @@ said = []
 sources = [open_hub("own/docs"), HubSource("own/docs")]
 for number, source in enumerate(sources):
     feed = Feed(source=source, fill=(("train", None),))
-    build_store([feed], f"s{number}", tokenizer=ByteTokenizer(), spec=BuildSpec(), workers=1)
+    build_store(
+        [feed], f"s{number}", tokenizer=ByteTokenizer(), spec=BuildSpec(), workers=1, max_loss=1.0
+    )
     found = blame_tokens(f"s{number}", "train", range(7), tokenizer=ByteTokenizer())[::6]
     said.append([[one.text, one.file, one.row_id, one.found_by] for one in found])
 print(json.dumps(said))

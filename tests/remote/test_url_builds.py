@@ -41,7 +41,7 @@ from tests.services import Fault, LoopbackS3
 
 SPEC = BuildSpec(shard_bytes=16_000)
 OTHER = BuildSpec(shard_bytes=50_000)
-FILES = 31  # of the store
+FILES = 29  # of the store
 near = pytest.mark.parametrize(
     "spot", ["memory", pytest.param("file", marks=pytest.mark.slow)], indirect=True
 )

@@ -130,7 +130,7 @@ def test_chats_of_every_shape_and_format_cut_anywhere_are_the_same(
     try:
         source.describe()
     except SourceError:  # the first row is one of the bad ones
-        with pytest.raises(SourceError, match="no known shape"):
+        with pytest.raises(SourceError, match=r"no known shape|would be ignored"):
             source.cut(num_bytes)
     else:
         assert_cut_is_the_source(source, num_bytes)

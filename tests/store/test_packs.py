@@ -27,7 +27,9 @@ from tests.packs import FIVE, plain_row, plan_options, rows_of_plan
 
 
 def open_rows(store: Path, options: PlanOptions, **more) -> PackSpace:
-    return PackSpace(open_store(store), build_plan(store, options=options), **more)
+    return PackSpace(
+        open_store(store), build_plan(store, options=options, allow_empty=True), **more
+    )
 
 
 @pytest.mark.slow
