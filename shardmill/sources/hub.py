@@ -172,7 +172,7 @@ class HubSource(NamedSource):
     ) -> None:
         super().__init__(name or dataset, limits)
         self._split = HubSplit(dataset, options)
-        self._mapping = mapping
+        self.mapping = mapping
 
     def __repr__(self) -> str:
         return f"HubSource({self._split})"
@@ -186,7 +186,7 @@ class HubSource(NamedSource):
         """Asks the hub for the commit, and for the columns when no field was named."""
         facts = self._split.describe()
         shuffle = facts.pop("shuffle")
-        mapped = {} if self._mapping is None else self._mapping.described()
+        mapped = {} if self.mapping is None else self.mapping.described()
         facts |= {"field": self._field, "shuffle": shuffle}
         return {"kind": "hub", "name": self.name, **facts, **mapped}
 
@@ -203,7 +203,7 @@ class HubSource(NamedSource):
         return RowLocation(id=f"{self._split.dataset}:row {row}", row=row)
 
     def _read(self, cursor: Cursor | None) -> Iterator[TextBatch]:
-        mapping = self._mapping
+        mapping = self.mapping
         if mapping is None:
             return self._read_field(cursor)
         if not mapping.takes_rows:
@@ -261,7 +261,7 @@ class HubSource(NamedSource):
                 self._split.dataset,
                 name=self.name,
                 limits=self.limits,
-                mapping=self._mapping,
+                mapping=self.mapping,
                 **options,
             )
         except NotByFilesError:
@@ -273,19 +273,19 @@ class HubSource(NamedSource):
 
     def _text_names(self) -> tuple[str, ...]:
         """The columns that hold the text; none where a function makes it."""
-        fields = None if self._mapping is None else self._mapping.fields
+        fields = None if self.mapping is None else self.mapping.fields
         return fields or (() if self._field is None else (self._field,))
 
     def _is_plain(self) -> bool:
         """Whether the client gives every column that is read as it is stored."""
         names = self._text_names()
-        columns = names if self._mapping is None else self._mapping.columns(self._field)
+        columns = names if self.mapping is None else self.mapping.columns(self._field)
         return all(map(self._split.is_plain, (None,) if columns is None else columns))
 
     @cached_property
     def _field(self) -> str | None:
         """The column of the text; None where the mapping says what it is."""
-        mapping = self._mapping
+        mapping = self.mapping
         columns = self._split.declared_columns()
         if columns is None:  # those of the first row
             first: Any = next(hub_rows(self._split, None), None)
@@ -379,7 +379,7 @@ class HubParquetSource(FileListSource):
             field = choose_field(columns, wanted=field, where=self._split.place)
         super().__init__(files, ParquetFormat(field=field), name=name or dataset, limits=limits)
         self._is_settled = bool(columns) and mapping is None
-        self._mapping = mapping
+        self.mapping = mapping
         self._is_piece = False
 
     def describe(self) -> dict[str, JSON]:
@@ -388,7 +388,7 @@ class HubParquetSource(FileListSource):
         facts = {"kind": "hub", "name": self.name, **self._split.describe()}
         del facts["shuffle"]
         facts["field"] = settings.pop("field")
-        facts |= {} if self._mapping is None else self._mapping.described()
+        facts |= {} if self.mapping is None else self.mapping.described()
         if self._is_piece:
             return {**facts, "file": self.files[0].path, "row_group": None, **settings}
         # Which files make a split, and their order, depends on the client's version.

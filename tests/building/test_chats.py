@@ -105,7 +105,7 @@ def build(source: Chats, folder: Path, *, seed: int = 0, **options: object):
         source,
         folder,
         spec=BuildSpec(shard_bytes=256, seed=seed),
-        **{"max_loss": 1.0, "allow_empty": True, **fields},
+        **fields,
     )
 
 
@@ -172,7 +172,9 @@ def test_every_conversation_is_kept_whole_or_dropped_with_a_reason(
     rows, size, seed, tmp_path_factory
 ):
     place = tmp_path_factory.mktemp("law4")
-    done = build(Chats(rows, size), place / "s", seed=seed, certificate=PROOF)
+    done = build(
+        Chats(rows, size), place / "s", seed=seed, certificate=PROOF, allow_empty=True, max_loss=1.0
+    )
     chats = [row for row in rows if isinstance(row, Conversation)]
     whole = TEMPLATE.render(chats, TrainPolicy())
     ledger = done.manifest.ledger
@@ -184,7 +186,9 @@ def test_every_conversation_is_kept_whole_or_dropped_with_a_reason(
     stored = [part.tolist() for s in ("train", "val") for part in read_examples(place / "s", s).ids]
     assert sorted(stored) == sorted(part.tolist() for part in whole.examples.ids)
     assert ledger.chat.trained_tokens == int(whole.examples.mask.sum())
-    other = build(Chats(rows, 15), place / "t", seed=seed, certificate=PROOF)
+    other = build(
+        Chats(rows, 15), place / "t", seed=seed, certificate=PROOF, allow_empty=True, max_loss=1.0
+    )
     for split in ("train", "val"):  # however it is batched
         found = read_examples(place / "t", split)
         assert_same_examples(found, read_examples(place / "s", split))

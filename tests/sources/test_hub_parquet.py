@@ -185,12 +185,12 @@ def test_rows_are_filtered_joined_and_mapped_in_a_stream_as_by_row_groups(
     wanted: list[tuple[dict[str, Any], list[str], int, list[int]]] = [
         ({"filter": "n != 5 and meta.lang == 'en'"}, [], 3, [1, 4]),
         ({"fields": ["title", "text"], "join": "-"}, ["A-a", "B", "d\n", "F-f"], 0, [4]),
-        ({"map": "tests.sources.row_functions:text"}, ["a", "d\n", "f"], 0, [1, 4]),
-        ({"map": "tests.sources.row_functions:text", "filter": "n > 1"}, ["d\n", "f"], 2, [4]),
+        ({"map": "row_functions:text"}, ["a", "d\n", "f"], 0, [1, 4]),
+        ({"map": "row_functions:text", "filter": "n > 1"}, ["d\n", "f"], 2, [4]),
     ]
     for options, texts, num_filtered, missing in wanted:
         streamed = client("read", "own/mapped", kind="named", options=options)
-        assert streamed["texts"] == texts, (options, streamed)
+        assert streamed["texts"] == texts, (options, streamed["error"], streamed)
         assert streamed["counts"].get("filtered", 0) == num_filtered
         assert [one for one, _ in streamed["drops"]] == [f"own/mapped:row {n}" for n in missing]
         assert client("cut", "own/mapped", kind="named", size=1, options=options), options
