@@ -74,11 +74,12 @@ class Openings:
         """The ids of each text."""
         if self._pattern is None:
             return self._encode(texts)
-        found = list(map(self._pattern.match, texts))
-        pairs = zip(found, texts, strict=True)
-        rests = [text[one.end() :] if one else text for one, text in pairs]
-        encoded = self._encode(rests)
-        which = np.array([one.lastindex if one else 0 for one in found], np.int64)
+        match, rests, numbers = self._pattern.match, list[str](), list[int]()
+        for text in texts:
+            found = match(text)
+            rests.append(text[found.end() :] if found else text)
+            numbers.append((found.lastindex or 0) if found else 0)
+        encoded, which = self._encode(rests), np.array(numbers, np.int64)
         # Openings and rests by turns; the ids of the openings are looked up in `_ids`.
         sizes = self._ids.lengths[which]
         runs = np.stack((sizes, encoded.lengths), axis=1).reshape(-1)

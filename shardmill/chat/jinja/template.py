@@ -84,7 +84,7 @@ from shardmill.records import (
 )
 
 _RULES = 2  # increased when the same template would give other ids or another mask
-_WATCHED = 128  # one of so many conversations is also written by transformers
+_WATCHED = 512  # one of so many conversations is also written by transformers: 1 ms each
 _MAX_FORMS, _MAX_FORMS_OF_A_SHAPE = 4096, 32  # kept; where every text has its own, none helps
 _PLAIN_KEYS = ["role", "content"]
 _MAX_SOURCES = 2**25  # characters of the sources of all kept forms; compiled, about 10 bytes each
