@@ -1,7 +1,8 @@
 """Documents, conversations and hub datasets on a real Ray of three nodes: the bytes of one process,
 with any number of workers, and whatever is killed.
 
-SHARDMILL_KILLS says how many kills there are at least, SHARDMILL_KILL_SEED draws others.
+SHARDMILL_KILLS says how many kills there are at least, SHARDMILL_KILL_SEED draws others, and
+SHARDMILL_RAY_WORKERS=1,2,3,7 builds with so many workers.
 """
 
 from __future__ import annotations
@@ -116,7 +117,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
                 opened.close()
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("files and hub", 4), ("chats", 2)])
+_ASKED = os.environ.get("SHARDMILL_RAY_WORKERS", "")
+_CASES = [("files and hub", 4), ("chats", 2)]
+if _ASKED:
+    _CASES = [(kind, int(number)) for kind, _ in _CASES for number in _ASKED.split(",")]
+
+
+@pytest.mark.parametrize(("kind", "workers"), _CASES)
 def test_any_number_of_workers_on_ray_writes_the_bytes_of_one_process(
     place: Place, tmp_path: Path, kind: str, workers: int
 ) -> None:
